@@ -1,0 +1,168 @@
+"""Frozen configuration: what the library sees below the ml_collections seam.
+
+`configs/*.py` build a ConfigDict; `gamma_jax.configure.resolve` turns it into
+the `Config` of this file once. Defaults here and in configs/base.py are equal
+(tested). Letters: B batch, T query, S key length, D model, F hidden, N heads,
+K kv heads, H head dim, V vocab, L layers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+# Every matrix has one role; `init.overrides` and the metrics speak of roles.
+ROLES = ('embed', 'head', 'qk', 'vo', 'gate', 'mlp', 'router')
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+  """Shape and numerics of the decoder."""
+
+  D: int = 64
+  F: int = 256
+  L: int = 4
+  N: int = 4
+  K: int = 2
+  H: int = 16
+  V: int = 4096
+  mlp: str = 'swiglu'  # swiglu | gelu
+  gate: str = 'elementwise'  # none | headwise | elementwise
+  norm_eps: float = 1e-12  # traced
+  qk_norm: bool = False
+  tied: bool = False
+  rope_theta: float = 10000.0
+  scan: bool = True  # False unrolls the same stacked parameters
+  remat: str = 'none'  # none | full | dots
+  dtype: str = 'float32'  # compute dtype: float32 | bfloat16
+  param_dtype: str = 'float32'
+  attention_block: int = 512  # queries attended at once
+
+
+@dataclasses.dataclass(frozen=True)
+class InitOverrides:
+  """gamma for one role, or None to follow `init.gamma`. Traced."""
+
+  embed: float | None = None
+  head: float | None = None
+  qk: float | None = None
+  vo: float | None = None
+  gate: float | None = None
+  mlp: float | None = None
+  router: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class InitConfig:
+  """How weights start: std = d_in^-gamma, or a comparison rule."""
+
+  rule: str = 'gamma'  # gamma|fixed|xavier|he|gpt2|megatron|small_wang
+  gamma: float = 1.0  # traced
+  std: float = 0.02  # traced; rules fixed, gpt2 and megatron
+  distribution: str = 'normal'  # normal | truncated_normal
+  depth_scale: bool = False  # residual outputs / sqrt(2 L)
+  down_fan_in: str = 'hidden'  # hidden (true fan-in F) | model (D)
+  overrides: InitOverrides = InitOverrides()
+
+
+@dataclasses.dataclass(frozen=True)
+class OptConfig:
+  """AdamW and its schedule, counted in optimizer updates."""
+
+  lr: float = 2e-3  # peak; traced
+  b1: float = 0.9
+  b2: float = 0.95
+  eps: float = 1e-8
+  weight_decay: float = 0.1  # traced
+  clip: float = 1.0  # global norm; 0 turns it off
+  warmup_steps: int = 50
+  schedule: str = 'cosine'  # cosine | wsd | constant
+  schedule_steps: int | None = None  # None: train.steps
+  final_lr_fraction: float = 0.1
+  wsd_decay_fraction: float = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+  """Length and batch. `batch_size` counts sequences over all devices."""
+
+  steps: int = 500
+  batch_size: int = 8
+  seq_len: int = 128
+  accumulation: int = 1
+  z_loss: float = 0.0
+  loss_chunk: int = 512  # tokens whose logits exist at once
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+  """Corpus, tokenizer and where prepared shards lie."""
+
+  source: str = 'sample'
+  tokenizer: str = 'bpe4k'
+  mixture: tuple[tuple[str, float], ...] = ()  # (part, weight); () = by size
+  dir: str = '~/.cache/gamma_jax/data'
+  heldout_percent: float = 5.0  # of documents, by hash
+  seed: int | None = None  # None: config.seed
+  workers: int = 0  # grain worker processes
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+  """Devices per mesh axis; -1 takes what is left."""
+
+  data: int = -1
+  fsdp: int = 1
+  tensor: int = 1
+  expert: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+  """When to save and what to keep."""
+
+  every: int = 100
+  keep: int = 2
+  keep_every: int = 0  # additionally keep multiples of this for good; 0: none
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+  """Held-out evaluation."""
+
+  every: int = 0  # 0: only at the end
+  batch_size: int = 16
+  documents: int = 0  # first so many held-out documents; 0: all
+
+
+@dataclasses.dataclass(frozen=True)
+class LogConfig:
+  """Where numbers go besides metrics.jsonl."""
+
+  every: int = 1
+  tensorboard: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepConfig:
+  """How a grid is run."""
+
+  fail_fast: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """One cell."""
+
+  seed: int = 0
+  size: str = ''  # label of a size rung; names the cell, changes nothing
+  platform: str = ''  # cpu | gpu | tpu; '' takes what JAX finds
+  model: ModelConfig = ModelConfig()
+  init: InitConfig = InitConfig()
+  opt: OptConfig = OptConfig()
+  train: TrainConfig = TrainConfig()
+  data: DataConfig = DataConfig()
+  mesh: MeshConfig = MeshConfig()
+  checkpoint: CheckpointConfig = CheckpointConfig()
+  eval: EvalConfig = EvalConfig()
+  log: LogConfig = LogConfig()
+  sweep: SweepConfig = SweepConfig()
