@@ -1,0 +1,86 @@
+"""Grouped-query attention with an optional output gate (Linen shell).
+
+The gate is the G1 position of Qiu et al. (2505.06708): sigmoid of the
+pre-normed input, multiplied into the head outputs before the output matrix.
+"""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from gamma_jax import attend, init_rules, layers
+from gamma_jax.config import ModelConfig
+
+
+class Attention(nn.Module):
+  """Causal self-attention over packed documents.
+
+  Attributes:
+    config: model shape and numerics.
+    rule: initialization rule.
+  """
+
+  config: ModelConfig
+  rule: init_rules.InitRule
+
+  def _project(self, name: str, kind: str, equation: str, shape, names):
+    return layers.Einsum(
+      equation,
+      shape,
+      kind,
+      names,
+      self.rule,
+      self.config.dtype,
+      self.config.param_dtype,
+      name=name,
+    )
+
+  @nn.compact
+  def __call__(
+    self,
+    x: jax.Array,
+    segment_ids: jax.Array,
+    positions: jax.Array,
+    norm_eps,
+  ) -> jax.Array:
+    """[B, T, D], [B, T], [B, T], scalar -> [B, T, D]."""
+    c = self.config
+    heads = ('embed', 'heads', 'head_dim')
+    kv_heads = ('embed', 'kv_heads', 'head_dim')
+    project = self._project
+    q = project('q', 'q', 'BTD,DNH->BTNH', (c.D, c.N, c.H), heads)(x)
+    k = project('k', 'k', 'BTD,DKH->BTKH', (c.D, c.K, c.H), kv_heads)(x)
+    v = project('v', 'v', 'BTD,DKH->BTKH', (c.D, c.K, c.H), kv_heads)(x)
+    if c.qk_norm:
+      norm = dict(
+        width=c.H, name_of_axis='head_dim', param_dtype=c.param_dtype
+      )
+      q = layers.RMSNorm(**norm, name='q_norm')(q, norm_eps)
+      k = layers.RMSNorm(**norm, name='k_norm')(k, norm_eps)
+    q = attend.rope(q, positions, c.rope_theta)
+    k = attend.rope(k, positions, c.rope_theta)
+    y = attend.attend(
+      q, k, v, segment_ids, positions, block=c.attention_block
+    )  # [B, T, N, H]
+    if c.gate == 'elementwise':
+      logits = project('gate', 'gate', 'BTD,DNH->BTNH', (c.D, c.N, c.H), heads)
+      y = y * _sigmoid(logits(x))
+    elif c.gate == 'headwise':
+      logits = project(
+        'gate', 'gate', 'BTD,DN->BTN', (c.D, c.N), ('embed', 'heads')
+      )
+      y = y * _sigmoid(logits(x))[..., None]
+    out = project(
+      'o',
+      'o',
+      'BTNH,NHD->BTD',
+      (c.N, c.H, c.D),
+      ('heads', 'head_dim', 'embed'),
+    )
+    return out(y)
+
+
+def _sigmoid(logits: jax.Array) -> jax.Array:
+  return jax.nn.sigmoid(logits.astype(jnp.float32)).astype(logits.dtype)

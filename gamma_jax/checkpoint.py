@@ -1,0 +1,152 @@
+"""Checkpoints: model state, data iterator and meta, saved as one step.
+
+The only file that imports orbax. Resume order: drop what is unfinished, take
+the newest complete step, restore onto the mesh of the current program.
+
+The data iterator is stored per process (file named by process index and
+count), so a resume needs the process count of the save.
+"""
+
+from __future__ import annotations
+
+import logging
+import pathlib
+from typing import Any
+
+import grain
+import orbax.checkpoint as ocp
+from orbax.checkpoint.checkpoint_managers import preservation_policy
+
+from gamma_jax.config import CheckpointConfig
+
+_ITEMS = ('state', 'data', 'meta')
+# Orbax writes this file last, when a step is complete.
+_COMPLETE = '_CHECKPOINT_METADATA'
+
+
+def is_complete(step_dir: pathlib.Path) -> bool:
+  """True when every item of a step was written to the end."""
+  return (step_dir / _COMPLETE).is_file() and all(
+    (step_dir / item).is_dir() for item in _ITEMS
+  )
+
+
+def complete_steps(directory: pathlib.Path) -> list[int]:
+  """Complete steps under a checkpoint folder, ascending."""
+  if not directory.is_dir():
+    return []
+  steps = [p for p in directory.iterdir() if p.name.isdigit()]
+  return sorted(int(p.name) for p in steps if is_complete(p))
+
+
+class Checkpointer:
+  """Saves and restores one run.
+
+  Args:
+    directory: `<cell>/checkpoints`.
+    config: what to keep.
+  """
+
+  def __init__(self, directory: pathlib.Path, config: CheckpointConfig):
+    self._dir = pathlib.Path(directory).resolve()
+    self._set_aside_incomplete()
+    keep = [preservation_policy.LatestN(config.keep)]
+    if config.keep_every:
+      keep.append(preservation_policy.EveryNSteps(config.keep_every))
+    self._manager = ocp.CheckpointManager(
+      self._dir,
+      item_names=_ITEMS,
+      options=ocp.CheckpointManagerOptions(
+        preservation_policy=preservation_policy.AnyPreservationPolicy(keep),
+        cleanup_tmp_directories=True,
+      ),
+    )
+
+  def _set_aside_incomplete(self) -> None:
+    # Orbax would count such a folder as the latest step and then refuse, with
+    # a plain False, to save any step up to it.
+    if not self._dir.is_dir():
+      return
+    for path in sorted(self._dir.iterdir()):
+      if path.name.isdigit() and not is_complete(path):
+        aside = path.with_name(f'incomplete-{path.name}')
+        while aside.exists():
+          aside = aside.with_name(aside.name + '-again')
+        path.rename(aside)
+        logging.warning(
+          'checkpoint %s is incomplete (a save was cut off); set aside as %s',
+          path,
+          aside.name,
+        )
+
+  def latest_step(self) -> int | None:
+    """Newest complete step, or None."""
+    return self._manager.latest_step()
+
+  def save(self, step: int, state: Any, iterator, meta: dict) -> None:
+    """Starts an asynchronous save of one step.
+
+    Raises:
+      RuntimeError: the step was not accepted (already there, or older).
+    """
+    accepted = self._manager.save(
+      step,
+      args=ocp.args.Composite(
+        state=ocp.args.StandardSave(state),
+        data=grain.checkpoint.CheckpointSave(iterator),
+        meta=ocp.args.JsonSave(meta),
+      ),
+      force=True,
+    )
+    if not accepted:
+      raise RuntimeError(
+        f'checkpoint of step {step} was refused in {self._dir}: '
+        f'it holds step {self._manager.latest_step()}'
+      )
+
+  def restore(self, step: int, abstract_state: Any, iterator):
+    """Restores one step -> (state on the target shardings, meta).
+
+    `iterator` is moved to the position of the save in place.
+    """
+    restored = self._manager.restore(
+      step,
+      args=ocp.args.Composite(
+        state=ocp.args.StandardRestore(abstract_state),
+        data=grain.checkpoint.CheckpointRestore(iterator),
+        meta=ocp.args.JsonRestore(),
+      ),
+    )
+    return restored['state'], restored['meta']
+
+  def close(self) -> None:
+    """Waits for saves in flight; raises if one of them failed."""
+    self._manager.wait_until_finished()
+    self._manager.check_for_errors()
+    self._manager.close()
+
+
+def load_params(directory: pathlib.Path, step: int | None = None):
+  """Loads parameters alone as host arrays, without a config.
+
+  Args:
+    directory: a `checkpoints` folder.
+    step: None takes the newest complete one.
+
+  Returns:
+    (step, nested dict of arrays).
+
+  Raises:
+    FileNotFoundError: no complete checkpoint there.
+  """
+  directory = pathlib.Path(directory).resolve()
+  steps = complete_steps(directory)
+  if not steps or (step is not None and step not in steps):
+    raise FileNotFoundError(
+      f'no complete checkpoint{"" if step is None else f" {step}"} in '
+      f'{directory}; complete: {steps}'
+    )
+  step = steps[-1] if step is None else step
+  with ocp.StandardCheckpointer() as reader:
+    state = reader.restore(directory / str(step) / 'state')
+  return step, state['params']

@@ -1,0 +1,54 @@
+"""Feed-forward branch: GELU with two matrices, or SwiGLU with three.
+
+The kind matters to gamma: a GELU branch scales with width as d^(1 - gamma)
+relative to the stream, a SwiGLU branch as d^(3/2 - 2 gamma), so its balance
+point is gamma = 3/4.
+"""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+
+from gamma_jax import init_rules, layers
+from gamma_jax.config import ModelConfig
+
+
+class Mlp(nn.Module):
+  """Feed-forward branch.
+
+  Attributes:
+    config: model shape and numerics.
+    rule: initialization rule.
+  """
+
+  config: ModelConfig
+  rule: init_rules.InitRule
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """[B, T, D] -> [B, T, D]."""
+    c = self.config
+
+    def project(name, kind, equation, shape, names):
+      return layers.Einsum(
+        equation,
+        shape,
+        kind,
+        names,
+        self.rule,
+        c.dtype,
+        c.param_dtype,
+        name=name,
+      )
+
+    up_names, up_shape = ('embed', 'mlp'), (c.D, c.F)
+    hidden = project('up', 'up', 'BTD,DF->BTF', up_shape, up_names)(x)
+    if c.mlp == 'swiglu':
+      gate = project('gate', 'mlp_gate', 'BTD,DF->BTF', up_shape, up_names)(x)
+      hidden = jax.nn.silu(gate) * hidden
+    else:
+      hidden = jax.nn.gelu(hidden, approximate=False)
+    return project(
+      'down', 'down', 'BTF,FD->BTD', (c.F, c.D), ('mlp', 'embed')
+    )(hidden)

@@ -1,0 +1,294 @@
+"""The jitted program of one shape: init, train step, eval step.
+
+Everything that a sweep varies at one shape (seed, gamma, std, norm eps,
+learning rate, weight decay) enters as a traced `Hyper`, so every such cell
+runs the same compiled program. jit and donation happen here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from flax.core import meta
+
+from gamma_jax import config as config_lib
+from gamma_jax import (
+  init_rules,
+  layers,
+  losses,
+  metrics,
+  model,
+  optim,
+  sharding,
+)
+from gamma_jax.config import Config
+
+
+class Hyper(NamedTuple):
+  """The traced numbers of one cell."""
+
+  seed: jax.Array  # uint32
+  gammas: dict[str, jax.Array]  # role -> float32
+  std: jax.Array
+  norm_eps: jax.Array
+  lr: jax.Array
+  weight_decay: jax.Array
+
+
+class TrainState(struct.PyTreeNode):
+  """What a checkpoint holds of the model: step, params, optimizer state."""
+
+  step: jax.Array  # int32, completed updates
+  params: dict
+  opt_state: tuple
+
+
+def hyper(config: Config) -> Hyper:
+  """Collects the traced numbers of a config."""
+  gammas = init_rules.role_gammas(config.init)
+  return Hyper(
+    seed=np.uint32(config.seed),
+    gammas={role: np.float32(g) for role, g in gammas.items()},
+    std=np.float32(config.init.std),
+    norm_eps=np.float32(config.model.norm_eps),
+    lr=np.float32(config.opt.lr),
+    weight_decay=np.float32(config.opt.weight_decay),
+  )
+
+
+def init_boxed_state(config: Config, h: Hyper) -> TrainState:
+  """Draws parameters (boxed with their declarations) and optimizer state."""
+  rule = init_rules.make_rule(config.init, config.model, h.gammas, h.std)
+  tokens = jnp.zeros((1, 1), jnp.int32)
+  params = model.Transformer(config.model, rule).init(
+    jax.random.key(h.seed), tokens, tokens, tokens, h.norm_eps
+  )['params']
+  opt = _optimizer(config, h)
+  opt_state = opt.init(optim.to_float32(params))
+  return TrainState(jnp.int32(0), params, opt_state)
+
+
+def _optimizer(config: Config, h: Hyper):
+  return optim.make_optimizer(
+    config.opt, config.train.steps, h.lr, h.weight_decay
+  )
+
+
+def _apply(config: Config, h: Hyper, params, inputs, segment_ids, positions):
+  # The rule only matters to init; the numbers of the config are never drawn.
+  rule = init_rules.make_rule(config.init, config.model)
+  return model.Transformer(config.model, rule).apply(
+    {'params': params}, inputs, segment_ids, positions, h.norm_eps
+  )
+
+
+def split_labels(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+  """[B, T + 1] rows -> inputs and labels [B, T].
+
+  Position t predicts t + 1; a label counts when it belongs to the same
+  document as its input, so nothing is asked across a document boundary.
+  """
+  segment_ids = batch['segment_ids']
+  same = segment_ids[:, 1:] == segment_ids[:, :-1]
+  return {
+    'inputs': batch['tokens'][:, :-1],
+    'labels': batch['tokens'][:, 1:],
+    'segment_ids': segment_ids[:, :-1],
+    'positions': batch['positions'][:, :-1],
+    'mask': same & (segment_ids[:, 1:] > 0),
+  }
+
+
+def summed_loss(config: Config, h: Hyper, params, batch):
+  """Loss summed over scored tokens (not averaged), and its parts."""
+  hidden, head = _apply(
+    config,
+    h,
+    params,
+    batch['inputs'],
+    batch['segment_ids'],
+    batch['positions'],
+  )
+  sums = losses.token_losses(
+    hidden,
+    head,
+    batch['labels'],
+    batch['mask'],
+    chunk=config.train.loss_chunk,
+  )
+  return sums.nll_sum + config.train.z_loss * sums.z_sum, sums
+
+
+def mean_gradient(config: Config, h: Hyper, params, batch):
+  """Gradient of the mean loss over the tokens of all micro-batches.
+
+  Sums are accumulated and divided once, so micro-batches with few real tokens
+  do not weigh more than they should.
+  """
+  grad_fn = jax.grad(
+    functools.partial(summed_loss, config, h), argnums=0, has_aux=True
+  )
+  if (a := config.train.accumulation) == 1:
+    grads, sums = grad_fn(params, batch)
+  else:
+    # Rows are interleaved so that each micro-batch stays spread over devices.
+    micro = jax.tree.map(
+      lambda x: jnp.swapaxes(x.reshape(-1, a, *x.shape[1:]), 0, 1), batch
+    )
+    first = jax.tree.map(
+      jnp.zeros_like,
+      jax.eval_shape(grad_fn, params, jax.tree.map(lambda x: x[0], micro)),
+    )
+    (grads, sums), _ = jax.lax.scan(
+      lambda total, b: (
+        jax.tree.map(jnp.add, total, grad_fn(params, b)),
+        None,
+      ),
+      first,
+      micro,
+    )
+  tokens = jnp.maximum(sums.tokens, 1).astype(jnp.float32)
+  return jax.tree.map(lambda g: g.astype(jnp.float32) / tokens, grads), sums
+
+
+def train_step(config: Config, role_of, state: TrainState, h: Hyper, batch):
+  """One optimizer update -> (state, metrics of the update)."""
+  batch = split_labels(batch)
+  grads, sums = mean_gradient(config, h, state.params, batch)
+  params = optim.to_float32(state.params)
+  updates, opt_state = _optimizer(config, h).update(
+    grads, state.opt_state, params
+  )
+  new = jax.tree.map(
+    lambda p, u, old: (p + u).astype(old.dtype), params, updates, state.params
+  )
+  tokens = jnp.maximum(sums.tokens, 1).astype(jnp.float32)
+  shape = optim.schedule_shape(config.opt, config.train.steps)
+  out = {
+    'train/loss': sums.nll_sum / tokens,
+    'train/accuracy': sums.correct / tokens,
+    'train/log_z_squared': sums.z_sum / tokens,
+    'train/tokens': sums.tokens,
+    'opt/lr': h.lr * shape(state.step),
+    'opt/grad_norm': metrics.global_norm(grads),
+    'opt/update_norm': metrics.global_norm(updates),
+    'opt/param_norm': metrics.global_norm(new),
+  }
+  for role, rms in metrics.rms_by_role(new, role_of).items():
+    out[f'rms/params/{role}'] = rms
+  return TrainState(state.step + 1, new, opt_state), out
+
+
+def eval_step(config: Config, params, h: Hyper, batch) -> jax.Array:
+  """NLL [B, T] in nats, 0 where nothing is scored."""
+  hidden, head = _apply(
+    config,
+    h,
+    params,
+    batch['inputs'],
+    batch['segment_ids'],
+    batch['positions'],
+  )
+  nll = losses.token_nll(
+    hidden, head, batch['labels'], chunk=config.train.loss_chunk
+  )
+  return jnp.where(batch['mask'], nll, 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """Compiled functions of one shape on one mesh.
+
+  Attributes:
+    init: Hyper -> TrainState, sharded.
+    step: (TrainState, Hyper, batch) -> (TrainState, metrics); donates state.
+    evaluate: (params, Hyper, batch) -> NLL [B, T].
+    abstract_state: ShapeDtypeStructs with shardings, to restore into.
+    declarations: parameter path -> what its layer states.
+  """
+
+  config: Config
+  mesh: jax.sharding.Mesh
+  init: Callable
+  step: Callable
+  evaluate: Callable
+  abstract_state: TrainState
+  declarations: dict[str, layers.Declared]
+
+  def put_batch(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+    """Local rows of every process -> one global sharded batch."""
+    where = sharding.batch_sharding(self.mesh)
+    return {
+      k: jax.make_array_from_process_local_data(where, v)
+      for k, v in batch.items()
+    }
+
+
+def build(
+  config: Config, devices: tuple[jax.Device, ...] | None = None
+) -> Program:
+  """Builds the program of `config`; cells of one shape get the same object.
+
+  Args:
+    config: only the fields that shape the program matter; pass
+      `configure.program_key(config)` to share compiles.
+    devices: None takes all.
+  """
+  return _build(config, tuple(devices or jax.devices()))
+
+
+@functools.lru_cache(maxsize=8)
+def _build(config: Config, devices: tuple[jax.Device, ...]) -> Program:
+  mesh = sharding.make_mesh(config.mesh, devices)
+  boxed = jax.eval_shape(
+    functools.partial(init_boxed_state, config), hyper(config)
+  )
+  where = sharding.tree_shardings(boxed, mesh)
+  declarations = layers.declarations(boxed.params)
+  role_of = metrics.roles(declarations)
+  everywhere = sharding.replicated(mesh)
+
+  def in_mesh(fn):
+    """Traces and runs `fn` under the mesh and the logical rules."""
+
+    @functools.wraps(fn)
+    def wrapped(*args):
+      with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.RULES):
+        return fn(*args)
+
+    return wrapped
+
+  init = jax.jit(
+    lambda h: meta.unbox(init_boxed_state(config, h)), out_shardings=where
+  )
+  step = jax.jit(
+    functools.partial(train_step, config, role_of),
+    donate_argnums=0,
+    out_shardings=(where, everywhere),
+  )
+  evaluate = jax.jit(
+    functools.partial(eval_step, config),
+    out_shardings=sharding.batch_sharding(mesh),
+  )
+  abstract = jax.tree.map(
+    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+    meta.unbox(boxed),
+    where,
+  )
+  return Program(
+    config=config,
+    mesh=mesh,
+    init=in_mesh(init),
+    step=in_mesh(step),
+    evaluate=in_mesh(evaluate),
+    abstract_state=abstract,
+    declarations=declarations,
+  )
