@@ -1,0 +1,46 @@
+# make sweep: from a clone to a small sweep with its table and plot.
+# make test:  lint, format check and tests.
+# Needs python3 >= 3.11 with venv; everything else goes into .venv.
+
+PYTHON ?= python3
+WORKDIR ?= runs/sweep_tiny
+VENV = .venv
+BIN = $(VENV)/bin
+
+.PHONY: sweep test test-slow lint format clean
+
+sweep: $(VENV)/.report
+	$(BIN)/python -m gamma_jax.main --config=configs/sweep_tiny.py \
+	  --workdir=$(WORKDIR)
+
+test: lint
+	$(BIN)/python -m pytest
+
+# Minutes rather than seconds: only the tests that `make test` leaves out.
+test-slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -m slow
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Keeps runs/: results are not build products.
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# One stamp for each set of extras, made anew when setup.py changes.
+$(VENV)/.%: setup.py | $(VENV)/.made
+	$(BIN)/python -m pip install --quiet -e '.[$*]'
+	touch $@
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "gamma_jax needs Python 3.11 or newer: make PYTHON=python3.12"; \
+	    exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	touch $@

@@ -1,0 +1,47 @@
+"""Package metadata. Lower bounds are the versions that are tested together."""
+
+import setuptools
+
+REPORT = ['matplotlib>=3.11']
+TB = ['tensorboardX>=2.6.5']
+TOKENIZER = ['rustbpe>=0.1.0']  # trains tokenizers; reading one needs none
+DEV = [
+  'hypothesis>=6.170',
+  'pytest>=9.2',
+  'pytest-xdist>=3.8',
+  'ruff>=0.17.6',
+]
+
+setuptools.setup(
+  name='gamma_jax',
+  version='0.1.0',
+  description='How the scale of initial weights shapes language models.',
+  license='Apache-2.0',
+  python_requires='>=3.11',
+  packages=setuptools.find_packages(
+    include=['gamma_jax', 'gamma_jax.*', 'configs']
+  ),
+  package_data={'gamma_jax': ['data/sample/*']},
+  install_requires=[
+    'absl-py>=2.5',
+    'array_record>=0.8.6',
+    'flax>=0.12.8',
+    'grain>=0.2.18',
+    'importlib_resources>=7.1',  # tensorflow-datasets imports it, undeclared
+    'jax>=0.10.2',
+    'ml_collections>=1.1',
+    'numpy>=2.4',
+    'optax>=0.2.8',
+    'orbax-checkpoint>=0.12.8',
+    'rich>=15.0',
+    'scipy>=1.17',
+    'tensorflow-datasets>=4.9.10',
+    'tiktoken>=0.14',
+  ],
+  extras_require={
+    'report': REPORT,
+    'tb': TB,
+    'tokenizer': TOKENIZER,
+    'dev': [*DEV, *REPORT, *TB, *TOKENIZER],
+  },
+)
