@@ -54,9 +54,7 @@ class Attention(nn.Module):
     k = project('k', 'k', 'BTD,DKH->BTKH', (c.D, c.K, c.H), kv_heads)(x)
     v = project('v', 'v', 'BTD,DKH->BTKH', (c.D, c.K, c.H), kv_heads)(x)
     if c.qk_norm:
-      norm = dict(
-        width=c.H, name_of_axis='head_dim', param_dtype=c.param_dtype
-      )
+      norm = dict(width=c.H, name_of_axis='head_dim', param_dtype=c.param_dtype)
       q = layers.RMSNorm(**norm, name='q_norm')(q, norm_eps)
       k = layers.RMSNorm(**norm, name='k_norm')(k, norm_eps)
     q = attend.rope(q, positions, c.rope_theta)

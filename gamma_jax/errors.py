@@ -12,7 +12,7 @@ class ConfigError(ValueError):
 
 
 class Preempted(Exception):
-  """SIGTERM arrived and the state was saved; run again to go on. Exit code 3."""
+  """SIGTERM came and the state was saved; run again to go on. Exit code 3."""
 
   exit_code = 3
 

@@ -49,6 +49,6 @@ class Mlp(nn.Module):
       hidden = jax.nn.silu(gate) * hidden
     else:
       hidden = jax.nn.gelu(hidden, approximate=False)
-    return project(
-      'down', 'down', 'BTF,FD->BTD', (c.F, c.D), ('mlp', 'embed')
-    )(hidden)
+    return project('down', 'down', 'BTF,FD->BTD', (c.F, c.D), ('mlp', 'embed'))(
+      hidden
+    )

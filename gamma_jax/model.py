@@ -58,7 +58,9 @@ class Block(nn.Module):
   def _add(self, name: str, x: jax.Array, branch: jax.Array) -> jax.Array:
     if self.is_mutable_collection(PROBE):
       self.sow(PROBE, f'{name}_stream_ms', _mean_square(x), reduce_fn=_last)
-      self.sow(PROBE, f'{name}_branch_ms', _mean_square(branch), reduce_fn=_last)
+      self.sow(
+        PROBE, f'{name}_branch_ms', _mean_square(branch), reduce_fn=_last
+      )
     x = x + branch
     return nn.with_logical_constraint(x, ('batch', 'length', 'act_embed'))
 

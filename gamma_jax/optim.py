@@ -30,11 +30,12 @@ def decay_mask(params):
   """
 
   def decide(path, _):
-    name = path[-1].key
-    if name not in DECAY_BY_LEAF:
-      where = '/'.join(p.key for p in path)
+    # A parameter still in its box has one more, attribute-like, path entry.
+    keys = [p.key for p in path if isinstance(p, jax.tree_util.DictKey)]
+    if keys[-1] not in DECAY_BY_LEAF:
+      where = '/'.join(keys)
       raise ValueError(f'no weight-decay decision for parameter {where}')
-    return DECAY_BY_LEAF[name]
+    return DECAY_BY_LEAF[keys[-1]]
 
   return jax.tree_util.tree_map_with_path(decide, params)
 

@@ -19,7 +19,6 @@ import numpy as np
 from flax import struct
 from flax.core import meta
 
-from gamma_jax import config as config_lib
 from gamma_jax import (
   init_rules,
   layers,
@@ -82,10 +81,14 @@ def _optimizer(config: Config, h: Hyper):
   )
 
 
-def _apply(config: Config, h: Hyper, params, inputs, segment_ids, positions):
-  # The rule only matters to init; the numbers of the config are never drawn.
+def transformer(config: Config) -> model.Transformer:
+  """The model, to be applied; its rule matters only when it is drawn."""
   rule = init_rules.make_rule(config.init, config.model)
-  return model.Transformer(config.model, rule).apply(
+  return model.Transformer(config.model, rule)
+
+
+def _apply(config: Config, h: Hyper, params, inputs, segment_ids, positions):
+  return transformer(config).apply(
     {'params': params}, inputs, segment_ids, positions, h.norm_eps
   )
 
@@ -223,6 +226,10 @@ class Program:
   abstract_state: TrainState
   declarations: dict[str, layers.Declared]
 
+  def in_mesh(self, fn: Callable) -> Callable:
+    """`fn` traced and run under the mesh and the logical axis rules."""
+    return _in_mesh(self.mesh, fn)
+
   def put_batch(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
     """Local rows of every process -> one global sharded batch."""
     where = sharding.batch_sharding(self.mesh)
@@ -245,6 +252,15 @@ def build(
   return _build(config, tuple(devices or jax.devices()))
 
 
+def _in_mesh(mesh: jax.sharding.Mesh, fn: Callable) -> Callable:
+  @functools.wraps(fn)
+  def wrapped(*args):
+    with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.RULES):
+      return fn(*args)
+
+  return wrapped
+
+
 @functools.lru_cache(maxsize=8)
 def _build(config: Config, devices: tuple[jax.Device, ...]) -> Program:
   mesh = sharding.make_mesh(config.mesh, devices)
@@ -256,16 +272,7 @@ def _build(config: Config, devices: tuple[jax.Device, ...]) -> Program:
   role_of = metrics.roles(declarations)
   everywhere = sharding.replicated(mesh)
 
-  def in_mesh(fn):
-    """Traces and runs `fn` under the mesh and the logical rules."""
-
-    @functools.wraps(fn)
-    def wrapped(*args):
-      with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.RULES):
-        return fn(*args)
-
-    return wrapped
-
+  in_mesh = functools.partial(_in_mesh, mesh)
   init = jax.jit(
     lambda h: meta.unbox(init_boxed_state(config, h)), out_shardings=where
   )

@@ -6,6 +6,7 @@ metric lines beyond it are dropped and made again, bit for bit.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import pathlib
@@ -191,6 +192,11 @@ class _Run:
     self._clock = time.monotonic()  # evaluation is no training time
     return out
 
+  def close(self) -> None:
+    """Waits for the saves in flight; raises if one of them failed."""
+    self.writer.close()
+    self.checkpointer.close()
+
 
 def _loop(run: _Run, bar: progress.Progress, preemption: _Preemption) -> None:
   """Steps to the end, saving on schedule, at the end and on SIGTERM."""
@@ -228,39 +234,41 @@ def train(config: Config, cell: pathlib.Path) -> dict:
   """
   configure.check_devices(config, jax.device_count())
   plan.check_fits(config)
-  cell.mkdir(parents=True, exist_ok=True)
   attempt = provenance.start(cell / 'run.json', configure.config_hash(config))
-  began, reason = time.monotonic(), 'error'
-  run = _Run(config, cell)
-  first_step = run.step
-  bar = progress.Progress(cell.name, config.train.steps, run.step)
+  reason = 'error'
   try:
     with _Preemption() as preemption:
-      _loop(run, bar, preemption)
-    heldout = run.evaluate()
-    run.checkpointer.close()  # a failed final save must fail the run
-    results = {
-      'status': 'done',
-      'steps': run.step,
-      'metrics': heldout | run.last | {'train/tokens_seen': run.tokens},
-      'timing': {
-        'seconds': time.monotonic() - began,
-        'steps_timed': run.step - first_step,
-      },
-    }
-    run.writer.close()
-    metric_writer.to_csv(cell / 'metrics.jsonl', cell / 'metrics.csv')
-    files.write_json(cell / 'results.json', results)
+      results = _train(config, cell, preemption)
     reason = 'done'
     return results
   except Preempted:
-    run.checkpointer.close()
     reason = 'preempted'
     raise
-  except NonFiniteLoss as error:
-    reason = str(error)
+  except Exception as error:
+    reason = f'{type(error).__name__}: {error}'
     raise
   finally:
-    bar.close()
-    run.writer.close()
     provenance.finish(cell / 'run.json', attempt, reason)
+
+
+def _train(config: Config, cell: pathlib.Path, preemption: _Preemption):
+  began = time.monotonic()
+  with contextlib.closing(_Run(config, cell)) as run:
+    resumed_at = run.step
+    bar = progress.Progress(cell.name, config.train.steps, run.step)
+    with contextlib.closing(bar):
+      _loop(run, bar, preemption)
+    heldout = run.evaluate()
+  # Closed: the final save is on disk, or its error has been raised.
+  metric_writer.to_csv(cell / 'metrics.jsonl', cell / 'metrics.csv')
+  results = {
+    'status': 'done',
+    'steps': run.step,
+    'metrics': heldout | run.last | {'train/tokens_seen': run.tokens},
+    'timing': {
+      'seconds': time.monotonic() - began,
+      'steps_timed': run.step - resumed_at,
+    },
+  }
+  files.write_json(cell / 'results.json', results)
+  return results

@@ -25,9 +25,7 @@ def test_realised_std_is_the_rule_within_one_percent(gamma, distribution):
 
 
 def test_truncated_draw_stays_inside_its_bounds():
-  init = initializers.gamma_normal(
-    0.5, 0, 1, distribution='truncated_normal'
-  )
+  init = initializers.gamma_normal(0.5, 0, 1, distribution='truncated_normal')
   w = init(KEY, (256, 1024)) * 16
   assert float(jnp.max(jnp.abs(w))) <= 2 / 0.8796 * 1.001
 

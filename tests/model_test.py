@@ -12,9 +12,7 @@ from gamma_jax import init_rules, layers, model
 from gamma_jax.config import InitConfig, ModelConfig
 from tests import reference
 
-SMALL = ModelConfig(
-  D=32, F=48, L=3, N=4, K=2, H=8, V=50, attention_block=5
-)
+SMALL = ModelConfig(D=32, F=48, L=3, N=4, K=2, H=8, V=50, attention_block=5)
 
 
 def setup(config, seed=0, gamma=0.5):
@@ -70,9 +68,7 @@ def test_forward_equals_the_float64_reference(options):
   config = dataclasses.replace(SMALL, **options)
   net, params = setup(config)
   data = batch(config)
-  want = reference.forward(
-    jax.tree.map(np.asarray, params), config, *data
-  )
+  want = reference.forward(jax.tree.map(np.asarray, params), config, *data)
   got = np.asarray(logits(net, params, data))
   real = data[1] > 0
   np.testing.assert_allclose(got[real], want[real], rtol=2e-4, atol=2e-5)
@@ -105,9 +101,7 @@ def test_causal_and_isolated_by_gradient():
     small = dataclasses.replace(config, V=13, tied=True)
     net13 = model.Transformer(small, net.rule)
     p.pop('head')
-    hidden, _ = net13.apply(
-      {'params': p}, ids, segments[:1], positions[:1]
-    )
+    hidden, _ = net13.apply({'params': p}, ids, segments[:1], positions[:1])
     return jnp.sum(jnp.square(hidden[0, t]))
 
   for t, allowed in [(3, range(4)), (5, range(6)), (9, range(6, 10))]:

@@ -13,7 +13,10 @@ from gamma_jax.config import OptConfig
 
 PARAMS = {
   'embed': {'embedding': jnp.ones((4, 3))},
-  'blocks': {'norm': {'scale': jnp.ones((2, 3))}, 'q': {'kernel': jnp.ones((3, 3))}},
+  'blocks': {
+    'norm': {'scale': jnp.ones((2, 3))},
+    'q': {'kernel': jnp.ones((3, 3))},
+  },
 }
 
 
@@ -68,7 +71,9 @@ def test_warmup_then_cosine_to_the_final_fraction():
 
 def test_wsd_holds_and_then_decays_linearly():
   config = OptConfig(
-    warmup_steps=10, schedule='wsd', wsd_decay_fraction=0.2,
+    warmup_steps=10,
+    schedule='wsd',
+    wsd_decay_fraction=0.2,
     final_lr_fraction=0.0,
   )
   got = rates(config, 100, 110)

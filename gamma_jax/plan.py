@@ -1,0 +1,118 @@
+"""What a run will take, before anything is allocated.
+
+Analytic: parameters, FLOPs, tokens, memory per device. It needs no data and
+no accelerator. What it cannot tell: real speed, the compiler's own temporaries.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import jax
+import rich.console
+import rich.table
+
+from gamma_jax import flops, sharding
+from gamma_jax.config import Config
+from gamma_jax.errors import ConfigError
+
+# Left for the runtime, the compiler's temporaries and what we do not count.
+USABLE = 0.9
+GIB = 2**30
+
+
+def device_memory() -> int:
+  """Bytes one device may use: its limit, or on CPU its share of free RAM."""
+  device = jax.local_devices()[0]
+  stats = device.memory_stats()
+  if stats and 'bytes_limit' in stats:
+    return stats['bytes_limit']
+  if device.platform == 'cpu':
+    free = os.sysconf('SC_AVPHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+    free = max(free, _available())
+    return free // jax.local_device_count()
+  raise ConfigError(f'{device} does not tell its memory limit')
+
+
+def _available() -> int:
+  # Page cache counts as used in SC_AVPHYS_PAGES but is given back on demand.
+  try:
+    with open('/proc/meminfo') as lines:
+      for line in lines:
+        if line.startswith('MemAvailable:'):
+          return int(line.split()[1]) * 1024
+  except OSError:
+    pass
+  return 0
+
+
+def check_fits(config: Config, limit: int | None = None) -> None:
+  """Refuses a run that cannot fit, with the numbers and a way out.
+
+  Args:
+    config: one cell.
+    limit: bytes per device; None asks the device.
+
+  Raises:
+    ConfigError: the estimate passes USABLE of the limit.
+  """
+  devices = jax.device_count()
+  need = bytes_per_device(config, devices)
+  total = sum(need.values())
+  limit = device_memory() if limit is None else limit
+  if total <= USABLE * limit:
+    return
+  items = ', '.join(f'{k} {v / GIB:.1f}' for k, v in need.items())
+  raise ConfigError(
+    f'{config.size or "this model"} needs about {total / GIB:.1f} GiB a device '
+    f'({items}) and {jax.local_devices()[0].device_kind} x {devices} has '
+    f'{limit / GIB:.1f} GiB: use more devices (--config.mesh.fsdp=N), a smaller'
+    ' --config.train.batch_size or --config.train.accumulation=N, or run '
+    '--config=configs/sweep_tiny.py; --mode=plan prints every cell'
+  )
+
+
+def bytes_per_device(config: Config, devices: int) -> dict[str, int]:
+  """Itemised estimate: weights and moments sharded, activations by batch."""
+  shape = dict(
+    zip(sharding.AXES, sharding.mesh_shape(config.mesh, devices), strict=True)
+  )
+  return flops.train_bytes(
+    config,
+    weight_shards=shape['fsdp'] * shape['tensor'] * shape['expert'],
+    batch_shards=shape['data'] * shape['fsdp'] * shape['expert'],
+  )
+
+
+def plan(cells: Sequence, console: rich.console.Console | None = None) -> None:
+  """Prints the grid: size, tokens, FLOPs, memory a device.
+
+  Args:
+    cells: sweep.Cell objects (id and config).
+    console: None takes standard output.
+  """
+  console = console or rich.console.Console()
+  devices = jax.device_count()
+  table = rich.table.Table(title=f'{len(cells)} cells on {devices} devices')
+  for name in ('cell', 'params', 'non-emb', 'tokens', 'FLOPs', 'GiB/device'):
+    table.add_column(name, justify='left' if name == 'cell' else 'right')
+  total = 0.0
+  for cell in cells:
+    config = cell.config
+    count = flops.parameters(config.model)
+    train = config.train
+    tokens = train.steps * train.batch_size * train.seq_len
+    work = tokens * flops.flops_per_token(config.model, train.seq_len)
+    total += work
+    need = sum(bytes_per_device(config, devices).values()) / GIB
+    table.add_row(
+      cell.id,
+      f'{count.total / 1e6:,.1f}M',
+      f'{count.non_embedding / 1e6:,.1f}M',
+      f'{tokens / 1e6:,.1f}M',
+      f'{work:.2e}',
+      f'{need:,.2f}',
+    )
+  console.print(table)
+  console.print(f'{total:.3e} FLOPs in all', highlight=False)
