@@ -8,15 +8,22 @@ NNX and bare JAX take them as they are. This file imports only JAX.
 d_in is the product of the contracted axes and must be stated:
 
   parameter                    shape     in_axis   out_axis  batch_axis
-  linen Dense kernel           D, F      0         1
+  Dense, nnx.Linear            D, F      0         1
+  DenseGeneral, LinearGeneral  (flat)    0         1
+  multi-head attention, both   (flat)    0         1
   Einsum query kernel          D, N, H   0         (1, 2)
   Einsum output kernel         N, H, D   (0, 1)    2
+  Conv kernel                  W, D, F   (0, 1)    2
   token embedding, head tied   V, D      1         0
-  expert kernel                E, D, F   1         2         0
+  expert kernel, raw param     E, D, F   1         2         0
+  nn.scan, nn.vmap, nnx.vmap   as inside: they hand over one copy at a time
 
 A token embedding has d_in = D (model width): a one-hot row is not a sum over
-the vocabulary. linen.DenseGeneral flattens its kernel to 2-D before it calls
-the initializer, so it takes in_axis=0, out_axis=1 whatever its features are.
+the vocabulary. "Flat": DenseGeneral and LinearGeneral reshape their kernel to
+2-D before they call the initializer, whatever their features and axes are. One
+case cannot be stated by axes: with batch_dims (batch_axis in NNX) they fold
+the batch into the first flat axis, so d_in would be E D. Give them the std
+itself, `scaled_normal(gamma_std(D, gamma))`, or use an Einsum.
 """
 
 from __future__ import annotations
