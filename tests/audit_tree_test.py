@@ -91,6 +91,15 @@ def test_one_bad_layer_in_a_stack_is_found():
     report.raise_if_off()
 
 
+def test_many_copies_that_are_each_a_little_off_are_found():
+  draw = gamma_normal(1.0, 1, 2, 0)(jax.random.key(0), (64, 64, 64))
+  rules = {'w': Axes((1,), (2,), (0,))}
+  row = audit({'w': draw * 1.015}, rules, gamma=1.0).rows[0]
+  assert abs(row.worst_z) < Z_LIMIT
+  assert row.verdict == 'off'
+  assert row.z == pytest.approx(0.015 * math.sqrt(2 * draw.size), abs=3)
+
+
 def test_copies_of_two_batch_axes_keep_their_index():
   init = gamma_normal(1.0, 1, 3, (0, 2))
   value = init(jax.random.key(0), (2, 64, 3, 64))
@@ -116,11 +125,12 @@ def test_values_that_are_no_draw_are_off(bad):
   params = weights()
   up = params['layers']['up']['kernel']
   params['layers']['up']['kernel'] = up.at[2].set(bad)
+  params['embed']['table'] *= 1.1  # off too, but nearer
   report = audit(params, RULES, gamma=1.0)
   row = row_of(report, 'layers/up/kernel')
   assert (row.verdict, row.worst_copy) == ('off', (2,))
   assert 'off' in report.table()
-  with pytest.raises(AuditError, match='up/kernel'):
+  with pytest.raises(AuditError, match="^2 of .* furthest 'layers/up/kernel'"):
     report.raise_if_off()
 
 
