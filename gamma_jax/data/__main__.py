@@ -1,0 +1,53 @@
+"""Prepares a corpus by hand, so that no run has to wait for it.
+
+python -m gamma_jax.data --source=sample --tokenizer=bpe4k
+python -m gamma_jax.data --source='jsonl:/corpus/*.jsonl' --tokenizer=my.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import rich.console
+import rich.table
+
+from gamma_jax import errors
+from gamma_jax.config import DataConfig
+from gamma_jax.data import prepare as prepare_lib
+from gamma_jax.data import sources
+
+
+def main(argv: list[str] | None = None) -> int:
+  """Returns the exit code."""
+  data = DataConfig()
+  parser = argparse.ArgumentParser(
+    prog='python -m gamma_jax.data', description=__doc__.splitlines()[0]
+  )
+  parser.add_argument('--source', default=data.source, help=sources.KINDS)
+  parser.add_argument(
+    '--tokenizer', default=data.tokenizer, help='bpe4k, bytes or a JSON file'
+  )
+  parser.add_argument('--dir', default=data.dir)
+  parser.add_argument(
+    '--heldout_percent', type=float, default=data.heldout_percent
+  )
+  try:
+    folder = prepare_lib.prepare(DataConfig(**vars(parser.parse_args(argv))))
+  except errors.ConfigError as error:
+    print(error, file=sys.stderr)
+    return error.exit_code
+  table = rich.table.Table('part', 'split')
+  for column in ('documents', 'tokens', 'bytes'):
+    table.add_column(column, justify='right')
+  for split, counts in prepare_lib.read_manifest(folder)['splits'].items():
+    for part, count in counts.items():
+      table.add_row(part, split, *(f'{n:,}' for n in count.values()))
+  console = rich.console.Console()
+  console.print(table)
+  print(folder)
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(main())

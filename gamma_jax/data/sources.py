@@ -1,0 +1,137 @@
+"""Where documents come from: the sample, local JSON lines, random tokens.
+
+A source has parts (languages, domains); their documents come part after part,
+in a fixed order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import gzip
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from gamma_jax import errors
+from gamma_jax.data import tokenizer as tokenizer_lib
+
+KINDS = 'sample, synthetic or jsonl:/path/*.jsonl'
+
+
+class Document(NamedTuple):
+  part: str
+  text: str | bytes
+  position: int  # how far into the source (out of its `size`) this one ends
+
+
+@dataclasses.dataclass(frozen=True)
+class JsonLines:
+  """Files of JSON lines with a 'text'; a file's stem names its part."""
+
+  kind: str
+  files: tuple[Path, ...]  # sorted by part
+
+  @property
+  def parts(self) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(map(_part, self.files)))
+
+  @property
+  def size(self) -> int:
+    return sum(path.stat().st_size for path in self.files)
+
+  @property
+  def identity(self) -> list:
+    """Changes when the text does; by name, size and time, so it is cheap."""
+    if self.kind == 'sample':  # times differ between checkouts: by content
+      return [hashlib.sha256(p.read_bytes()).hexdigest() for p in self.files]
+    stats = [path.stat() for path in self.files]
+    return [
+      [str(path.absolute()), stat.st_size, stat.st_mtime_ns]
+      for path, stat in zip(self.files, stats, strict=True)
+    ]
+
+  def documents(self) -> Iterator[Document]:
+    """Yields documents that are not empty.
+
+    Raises:
+      ConfigError: a line that is not a JSON object with a string 'text'.
+    """
+    before = 0
+    for path in self.files:
+      with path.open('rb') as raw:
+        lines = gzip.open(raw) if path.suffix == '.gz' else raw
+        for number, line in enumerate(lines, 1):
+          text = _text(line, path, number) if line.strip() else ''
+          if text:
+            yield Document(_part(path), text, before + raw.tell())
+        before += raw.tell()
+
+
+@dataclasses.dataclass(frozen=True)
+class Synthetic:
+  """Documents of uniformly random tokens: nothing to learn, for tests."""
+
+  tokenizer: tokenizer_lib.Tokenizer
+  parts: tuple[str, ...] = ('a', 'b')
+  documents_per_part: int = 400
+  longest: int = 300  # tokens
+  kind: str = 'synthetic'
+
+  @property
+  def size(self) -> int:
+    return self.documents_per_part * len(self.parts)
+
+  @property
+  def identity(self) -> list:
+    return [*self.parts, self.documents_per_part, self.longest]
+
+  def documents(self) -> Iterator[Document]:
+    rng = np.random.default_rng(0)
+    for i in range(self.size):
+      length = rng.integers(1, self.longest)
+      ids = rng.integers(self.tokenizer.eot_id, size=length)
+      part = self.parts[i // self.documents_per_part]
+      yield Document(part, self.tokenizer.decode(ids), i + 1)
+
+
+def open_source(
+  source: str, tokenizer: tokenizer_lib.Tokenizer
+) -> JsonLines | Synthetic:
+  """Returns the source that `data.source` names.
+
+  Raises:
+    ConfigError: unknown kind, or no file there.
+  """
+  kind, _, pattern = source.partition(':')
+  if source == 'synthetic':
+    return Synthetic(tokenizer)
+  if source == 'sample':
+    pattern = str(tokenizer_lib.SAMPLE / '*.jsonl.gz')
+  elif kind != 'jsonl' or not pattern:
+    raise errors.ConfigError(f'data.source: {source!r} is not {KINDS}')
+  found = glob.glob(str(Path(pattern).expanduser()), recursive=True)
+  files = [path for path in map(Path, found) if path.is_file()]
+  if not files:
+    raise errors.ConfigError(f'data.source: no file matches {pattern}')
+  return JsonLines(kind, tuple(sorted(files, key=lambda p: (_part(p), p))))
+
+
+def _part(path: Path) -> str:
+  return path.name.removesuffix('.gz').rpartition('.')[0] or path.name
+
+
+def _text(line: bytes, path: Path, number: int) -> str:
+  try:
+    text = json.loads(line)['text']
+  except (ValueError, TypeError, KeyError):
+    text = None
+  if not isinstance(text, str):
+    raise errors.ConfigError(
+      f"data.source: {path}:{number} is not a JSON object with a string 'text'"
+    )
+  return text
