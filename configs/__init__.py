@@ -1,0 +1,1 @@
+"""Config files; they import ml_collections and each other, nothing else."""
