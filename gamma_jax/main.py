@@ -1,0 +1,93 @@
+"""Trains, plans, evaluates or reports a config or a grid.
+
+  python -m gamma_jax.main --config=configs/X.py[:arg] --workdir=DIR
+    [--config.key=value ...] [--mode=train|plan|report|eval] [--only=TEXT]
+
+A config file with `sweep(add)` is a grid. A call with the same --workdir goes
+on where the last one stopped. Exit codes: 0 done, 2 bad input, 3 preempted
+after a good save, 4 some cells failed.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+
+from gamma_jax import command_line, errors, sweep
+
+INTERRUPTED = 130  # what shells give for Ctrl-C
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Returns the exit code; `argv` starts with the program's name."""
+  _log_to_stderr()
+  try:
+    return _run(command_line.parse(sys.argv if argv is None else argv))
+  except errors.ConfigError as error:
+    print(f'error: {error}', file=sys.stderr)
+    return error.exit_code
+  except KeyboardInterrupt:
+    print('interrupted; run the same command to go on', file=sys.stderr)
+    return INTERRUPTED
+
+
+def _run(command: command_line.Command) -> int:
+  # What is imported here is slow to import, and bad flags must fail at once.
+  if command.mode == 'help':
+    print(f'{__doc__}\n{command.help}')
+    return 0
+  if command.mode == 'report':
+    from gamma_jax import report
+
+    report.write_report(command.workdir)
+    return 0
+  selected = sweep.select(command.cells, command.only)
+  from gamma_jax import platforms
+
+  print(platforms.choose(command.cells[0].config.platform), flush=True)
+  if command.mode == 'plan':
+    from gamma_jax import plan
+
+    plan.plan(selected)
+    return 0
+  return _train(command) if command.mode == 'train' else _evaluate(command)
+
+
+def _train(command: command_line.Command) -> int:
+  import jax
+
+  from gamma_jax import configure, report, trainer
+
+  for cell in command.cells:
+    configure.check_devices(cell.config, jax.device_count())
+  code = sweep.run_sweep(
+    command.cells, command.workdir, trainer.train, command.only
+  )
+  if code in (0, sweep.SOME_FAILED):
+    report.write_report(command.workdir)
+  return code
+
+
+def _evaluate(command: command_line.Command) -> int:
+  from gamma_jax import trainer
+
+  for cell in sweep.select(command.cells, command.only):
+    sweep.check_folder(cell, command.workdir)
+    trainer.evaluate_cell(cell.config, command.workdir / cell.id)
+  return 0
+
+
+def _log_to_stderr() -> None:
+  """Our own messages, and the warnings of others."""
+  handler = logging.StreamHandler()
+  handler.addFilter(
+    lambda record: record.name == 'root' or record.levelno >= logging.WARNING
+  )
+  logging.basicConfig(
+    format='%(message)s', level=logging.INFO, handlers=[handler]
+  )
+
+
+if __name__ == '__main__':
+  sys.exit(main())
