@@ -67,8 +67,10 @@ def test_placeholders():
 
 
 def test_mixture_has_one_order():
-  given = config_dict.ConfigDict({'data': {'mixture': {'zh': 1, 'en': 0.5}}})
-  assert configure.resolve(given).data.mixture == (('en', 0.5), ('zh', 1.0))
+  given = {'data': {'mixture': {'zh': 1, 'en': 0.5}}}
+  for config in given, config_dict.ConfigDict(given):
+    mixture = configure.resolve(config).data.mixture
+    assert mixture == (('en', 0.5), ('zh', 1.0))
 
 
 @pytest.mark.parametrize(
