@@ -15,6 +15,21 @@ ROLES = ('embed', 'head', 'qk', 'vo', 'gate', 'mlp', 'router')
 
 
 @dataclasses.dataclass(frozen=True)
+class MoeConfig:
+  """Experts in place of the MLP of every block; none with experts=0."""
+
+  experts: int = 0
+  top_k: int = 2  # experts a token goes to
+  F: int = 0  # hidden units of one expert; 0: model.F
+  shared: int = 0  # experts that every token goes to, besides top_k
+  load_balance: float = 0.01  # weight of the balancing loss of each layer
+  router_z: float = 0.001  # weight of logsumexp(router logits)^2
+  bias_rate: float = 0.0  # step of the balancing bias; 0: no bias
+  dispatch: str = 'blocks'  # blocks | ragged | dense
+  block: int = 128  # rows multiplied at once; dispatch blocks
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelConfig:
   """Shape and numerics of the decoder."""
 
@@ -36,6 +51,7 @@ class ModelConfig:
   dtype: str = 'float32'  # compute dtype: float32 | bfloat16
   param_dtype: str = 'float32'
   attention_block: int = 512  # queries attended at once
+  moe: MoeConfig = MoeConfig()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,8 +35,12 @@ ROLE_OF_KIND = {
   'mlp_gate': 'mlp',
   'down': 'mlp',
   'router': 'router',
+  'expert_up': 'mlp',
+  'expert_gate': 'mlp',
+  'expert_down': 'mlp',
 }
-RESIDUAL_OUTPUTS = ('o', 'down')  # what is added to the residual stream
+MLP_OUTPUTS = ('down', 'expert_down')
+RESIDUAL_OUTPUTS = ('o', *MLP_OUTPUTS)  # what is added to the residual stream
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -65,7 +69,7 @@ class InitRule:
 
   def matrix_std(self, kind: str, fan_in: int, fan_out: int):
     """Returns the std asked of one matrix (a number, or traced)."""
-    if kind == 'down' and self.down_fan_in == 'model':
+    if kind in MLP_OUTPUTS and self.down_fan_in == 'model':
       fan_in = self.D
     std = self._base_std(kind, fan_in, fan_out)
     residual = kind in RESIDUAL_OUTPUTS

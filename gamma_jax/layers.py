@@ -83,6 +83,7 @@ class Einsum(nn.Module):
     rule: initialization rule.
     dtype: compute dtype.
     param_dtype: parameter dtype.
+    precision: of the product; None takes JAX's default.
   """
 
   equation: str
@@ -92,6 +93,7 @@ class Einsum(nn.Module):
   rule: init_rules.InitRule
   dtype: str = 'float32'
   param_dtype: str = 'float32'
+  precision: jax.lax.Precision | None = None
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
@@ -106,7 +108,10 @@ class Einsum(nn.Module):
       dtype=self.param_dtype,
     )
     return jnp.einsum(
-      self.equation, x.astype(self.dtype), kernel.astype(self.dtype)
+      self.equation,
+      x.astype(self.dtype),
+      kernel.astype(self.dtype),
+      precision=self.precision,
     )
 
 

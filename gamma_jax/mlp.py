@@ -14,6 +14,13 @@ from gamma_jax import init_rules, layers
 from gamma_jax.config import ModelConfig
 
 
+def hidden_units(up: jax.Array, gate: jax.Array | None) -> jax.Array:
+  """SwiGLU of [..., F] and its gate; GELU where there is no gate."""
+  if gate is None:
+    return jax.nn.gelu(up, approximate=False)
+  return jax.nn.silu(gate) * up
+
+
 class Mlp(nn.Module):
   """Feed-forward branch.
 
@@ -43,12 +50,10 @@ class Mlp(nn.Module):
       )
 
     up_names, up_shape = ('embed', 'mlp'), (c.D, c.F)
-    hidden = project('up', 'up', 'BTD,DF->BTF', up_shape, up_names)(x)
+    up = project('up', 'up', 'BTD,DF->BTF', up_shape, up_names)(x)
+    gate = None
     if c.mlp == 'swiglu':
       gate = project('gate', 'mlp_gate', 'BTD,DF->BTF', up_shape, up_names)(x)
-      hidden = jax.nn.silu(gate) * hidden
-    else:
-      hidden = jax.nn.gelu(hidden, approximate=False)
     return project('down', 'down', 'BTF,FD->BTD', (c.F, c.D), ('mlp', 'embed'))(
-      hidden
+      hidden_units(up, gate)
     )

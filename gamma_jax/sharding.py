@@ -32,6 +32,9 @@ RULES = (
   ('kv_heads', 'tensor'),
   ('head_dim', None),
   ('mlp', 'tensor'),
+  # Expert kernels spend the expert axis on the experts themselves.
+  ('expert', 'expert'),
+  ('expert_embed', 'fsdp'),
 )
 
 
