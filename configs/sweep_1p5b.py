@@ -1,4 +1,4 @@
-"""The question at size: 0.1B to 1.5B, four gammas and a fixed std, 3 seeds.
+r"""The question at size: 0.1B to 1.5B, four gammas and a fixed std, 3 seeds.
 
   python -m gamma_jax.main --config=configs/sweep_1p5b.py --mode=plan
   python -m gamma_jax.main --config=configs/sweep_1p5b.py:sizes=0.1B+0.2B \
@@ -7,7 +7,7 @@
 
 75 cells, 6e21 FLOPs in all: the 0.1B rung alone is about 6e19. `plan` gives the
 memory and needs neither data nor accelerators; 1.5B wants at least 8 devices of
-80 GB or 16 of 16 GB. Prepare the text before the first run:
+80 GB or 32 of 16 GB. Prepare the text before the first run:
 
   python -m gamma_jax.data --source='jsonl:/corpus/*.jsonl' \
     --tokenizer=/corpus/tokenizer.json

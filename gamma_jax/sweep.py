@@ -129,7 +129,8 @@ def run_sweep(
     raise ConfigError(f'cannot write to --workdir: {error}') from error
   todo = [cell for cell in selected if not is_done(workdir / cell.id)]
   if len(todo) < len(selected):
-    logging.info('%d cells are done already', len(selected) - len(todo))
+    done = len(selected) - len(todo)
+    logging.info('%d of %d cells are done already', done, len(selected))
   failures: list[Exception] = []
   for number, cell in enumerate(todo, 1):
     logging.info('cell %d of %d: %s', number, len(todo), cell.id)
