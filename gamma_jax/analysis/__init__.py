@@ -1,0 +1,1 @@
+"""Analyses of finished runs: read arrays and files, know no trainer."""
