@@ -126,6 +126,13 @@ class Checkpointer:
     self._manager.close()
 
 
+def load_state(directory: pathlib.Path, step: int, abstract_state: Any):
+  """Restores the model state alone, onto the shardings of `abstract_state`."""
+  path = pathlib.Path(directory).resolve() / str(step) / 'state'
+  with ocp.StandardCheckpointer() as reader:
+    return reader.restore(path, abstract_state)
+
+
 def load_params(directory: pathlib.Path, step: int | None = None):
   """Loads parameters alone as host arrays, without a config.
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
-
-from gamma_jax.train_step import Hyper, Program
 
 
 class DocumentSums:
@@ -78,26 +76,24 @@ def summarize(sums: DocumentSums, sources: Sequence[str]) -> dict[str, float]:
 
 
 def evaluate(
-  program: Program,
-  params,
-  h: Hyper,
-  batches,
+  nll_fn: Callable[[dict[str, np.ndarray]], np.ndarray],
+  members: int,
+  batches: Iterable[dict[str, np.ndarray]],
   sources: Sequence[str],
   token_bytes: np.ndarray,
-) -> dict[str, float]:
-  """Scores every held-out token once.
+) -> list[dict[str, float]]:
+  """Scores every held-out token once -> metrics of each member.
 
   Args:
-    program: compiled functions.
-    params: parameters on the program's mesh.
-    h: traced numbers of the cell (norm eps).
+    nll_fn: batch of [B, T] arrays -> NLL [P, B, T] of P members.
+    members: P.
     batches: dicts of [B, T] arrays from data.pipeline.eval_batches.
     sources: source name of each document index in the batches.
     token_bytes: [V] bytes of each token id.
   """
-  sums = DocumentSums(len(sources), token_bytes)
+  sums = [DocumentSums(len(sources), token_bytes) for _ in range(members)]
   for batch in batches:
-    on_device = {k: v for k, v in batch.items() if k != 'doc'}
-    nll = program.evaluate(params, h, program.put_batch(on_device))
-    sums.add(np.asarray(nll), batch)
-  return summarize(sums, sources)
+    nll = nll_fn({k: v for k, v in batch.items() if k != 'doc'})
+    for one, member_nll in zip(sums, nll, strict=True):
+      one.add(member_nll, batch)
+  return [summarize(one, sources) for one in sums]

@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gamma_jax import init_rules, init_theory, layers, model, train_step
+from gamma_jax import init_rules, init_theory, layers, model, moe, train_step
+from gamma_jax import program as program_lib
 from gamma_jax.config import Config
 
 MEASURED, PREDICTED = 'measured', 'predicted'
@@ -132,7 +133,7 @@ def predicted(config: Config) -> InitReport:
 
 def measured(
   config: Config,
-  program: train_step.Program,
+  program: program_lib.Program,
   params,
   batch: Mapping[str, np.ndarray],
 ) -> InitReport:
@@ -182,17 +183,18 @@ def _compiled_probe(config: Config):
   return jax.jit(functools.partial(_probe, config))
 
 
-def _probe_fn(program: train_step.Program):
+def _probe_fn(program: program_lib.Program):
   return program.in_mesh(_compiled_probe(program.config))
 
 
 def _probe(config: Config, params, h: train_step.Hyper, batch):
   """Everything measured, as small arrays."""
   batch = train_step.split_labels(batch)
-  grads, sums = train_step.mean_gradient(config, h, params, batch)
+  moe_state = moe.initial_state(config.model)
+  grads, sums = train_step.mean_gradient(config, h, params, batch, moe_state)
   net = train_step.transformer(config)
   (hidden, head), seen = net.apply(
-    {'params': params},
+    {'params': params, moe.STATE: moe_state},
     batch['inputs'],
     batch['segment_ids'],
     batch['positions'],

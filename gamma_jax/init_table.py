@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import rich.console
 import rich.table
 
@@ -17,6 +19,13 @@ def print_report(
   console.print(_flow(report))
   for line in summary(report):
     console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def as_text(report: init_report.InitReport) -> str:
+  """The same as plain text, 140 columns wide."""
+  console = rich.console.Console(width=140, record=True, file=io.StringIO())
+  print_report(report, console)
+  return console.export_text()
 
 
 def summary(report: init_report.InitReport) -> list[str]:

@@ -71,6 +71,13 @@ def make_mesh(
   )
 
 
+def population_mesh(devices: Sequence[jax.Device]) -> Mesh:
+  """All devices on one axis, over which members of a population lie."""
+  return jax.make_mesh(
+    (len(devices),), ('pop',), axis_types=(AxisType.Auto,), devices=devices
+  )
+
+
 def tree_shardings(boxed_tree, mesh: Mesh):
   """NamedSharding of every leaf of a boxed (possibly abstract) tree."""
   specs = nn.get_partition_spec(boxed_tree)

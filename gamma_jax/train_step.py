@@ -1,23 +1,19 @@
-"""The jitted program of one shape: init, train step, eval step.
+"""One update and one evaluation of one cell, as pure functions.
 
 Everything that a sweep varies at one shape (seed, gamma, std, norm eps,
 learning rate, weight decay) enters as a traced `Hyper`, so every such cell
-runs the same compiled program. jit and donation happen here and nowhere else.
+runs the same compiled program (program.py).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from flax.core import meta
 
 from gamma_jax import (
   init_rules,
@@ -25,8 +21,9 @@ from gamma_jax import (
   losses,
   metrics,
   model,
+  moe,
   optim,
-  sharding,
+  route,
 )
 from gamma_jax.config import Config
 
@@ -43,11 +40,25 @@ class Hyper(NamedTuple):
 
 
 class TrainState(struct.PyTreeNode):
-  """What a checkpoint holds of the model: step, params, optimizer state."""
+  """What a checkpoint holds of the model."""
 
   step: jax.Array  # int32, completed updates
   params: dict
   opt_state: tuple
+  moe_state: dict  # balancing biases; empty without
+
+
+class Sums(NamedTuple):
+  """Sums over micro-batches; the fields of losses.LossSums, and the experts'.
+
+  They are divided once, by `tokens`, when all are added up.
+  """
+
+  nll_sum: jax.Array
+  z_sum: jax.Array
+  tokens: jax.Array
+  correct: jax.Array
+  moe: route.RouterStats | None  # moe.weighted, [L, ...]
 
 
 def hyper(config: Config) -> Hyper:
@@ -72,7 +83,9 @@ def init_boxed_state(config: Config, h: Hyper) -> TrainState:
   )['params']
   opt = _optimizer(config, h)
   opt_state = opt.init(optim.to_float32(params))
-  return TrainState(jnp.int32(0), params, opt_state)
+  return TrainState(
+    jnp.int32(0), params, opt_state, moe.initial_state(config.model)
+  )
 
 
 def _optimizer(config: Config, h: Hyper):
@@ -87,10 +100,22 @@ def transformer(config: Config) -> model.Transformer:
   return model.Transformer(config.model, rule)
 
 
-def _apply(config: Config, h: Hyper, params, inputs, segment_ids, positions):
+def _apply(config: Config, h: Hyper, params, moe_state, batch, **kwargs):
   return transformer(config).apply(
-    {'params': params}, inputs, segment_ids, positions, h.norm_eps
+    {'params': params, moe.STATE: moe_state},
+    batch['inputs'],
+    batch['segment_ids'],
+    batch['positions'],
+    h.norm_eps,
+    **kwargs,
   )
+
+
+def roles(config: Config) -> dict[str, str]:
+  """Role of every parameter path of this shape."""
+  rule = init_rules.make_rule(config.init, config.model)
+  boxed = model.abstract_params(config.model, rule)
+  return metrics.roles(layers.declarations(boxed))
 
 
 def split_labels(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -110,15 +135,10 @@ def split_labels(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
   }
 
 
-def summed_loss(config: Config, h: Hyper, params, batch):
+def summed_loss(config: Config, h: Hyper, params, batch, moe_state):
   """Loss summed over scored tokens (not averaged), and its parts."""
-  hidden, head = _apply(
-    config,
-    h,
-    params,
-    batch['inputs'],
-    batch['segment_ids'],
-    batch['positions'],
+  (hidden, head), left = _apply(
+    config, h, params, moe_state, batch, mutable=[moe.STATS]
   )
   sums = losses.token_losses(
     hidden,
@@ -127,17 +147,23 @@ def summed_loss(config: Config, h: Hyper, params, batch):
     batch['mask'],
     chunk=config.train.loss_chunk,
   )
-  return sums.nll_sum + config.train.z_loss * sums.z_sum, sums
+  total = sums.nll_sum + config.train.z_loss * sums.z_sum
+  if not config.model.moe.experts:
+    return total, Sums(*sums, moe=None)
+  experts = moe.weighted(left[moe.STATS]['layers'], sums.tokens)
+  total += moe.auxiliary_loss(config.model.moe, experts)
+  return total, Sums(*sums, moe=experts)
 
 
-def mean_gradient(config: Config, h: Hyper, params, batch):
+def mean_gradient(config: Config, h: Hyper, params, batch, moe_state):
   """Gradient of the mean loss over the tokens of all micro-batches.
 
   Sums are accumulated and divided once, so micro-batches with few real tokens
   do not weigh more than they should.
   """
   grad_fn = jax.grad(
-    functools.partial(summed_loss, config, h), argnums=0, has_aux=True
+    functools.partial(summed_loss, config, h, moe_state=moe_state),
+    has_aux=True,
   )
   if (a := config.train.accumulation) == 1:
     grads, sums = grad_fn(params, batch)
@@ -165,7 +191,7 @@ def mean_gradient(config: Config, h: Hyper, params, batch):
 def train_step(config: Config, role_of, state: TrainState, h: Hyper, batch):
   """One optimizer update -> (state, metrics of the update)."""
   batch = split_labels(batch)
-  grads, sums = mean_gradient(config, h, state.params, batch)
+  grads, sums = mean_gradient(config, h, state.params, batch, state.moe_state)
   params = optim.to_float32(state.params)
   updates, opt_state = _optimizer(config, h).update(
     grads, state.opt_state, params
@@ -187,115 +213,17 @@ def train_step(config: Config, role_of, state: TrainState, h: Hyper, batch):
   }
   for role, rms in metrics.rms_by_role(new, role_of).items():
     out[f'rms/params/{role}'] = rms
-  return TrainState(state.step + 1, new, opt_state), out
+  moe_state = state.moe_state
+  if sums.moe is not None:
+    out |= moe.metrics(sums.moe, tokens)
+    moe_state = moe.next_state(config.model.moe, moe_state, sums.moe)
+  return TrainState(state.step + 1, new, opt_state, moe_state), out
 
 
-def eval_step(config: Config, params, h: Hyper, batch) -> jax.Array:
+def eval_step(config: Config, params, h: Hyper, batch, moe_state) -> jax.Array:
   """NLL [B, T] in nats, 0 where nothing is scored."""
-  hidden, head = _apply(
-    config,
-    h,
-    params,
-    batch['inputs'],
-    batch['segment_ids'],
-    batch['positions'],
-  )
+  hidden, head = _apply(config, h, params, moe_state, batch)
   nll = losses.token_nll(
     hidden, head, batch['labels'], chunk=config.train.loss_chunk
   )
   return jnp.where(batch['mask'], nll, 0.0)
-
-
-@dataclasses.dataclass(frozen=True)
-class Program:
-  """Compiled functions of one shape on one mesh.
-
-  Attributes:
-    init: Hyper -> TrainState, sharded.
-    step: (TrainState, Hyper, batch) -> (TrainState, metrics); donates state.
-    evaluate: (params, Hyper, batch) -> NLL [B, T].
-    abstract_state: ShapeDtypeStructs with shardings, to restore into.
-    declarations: parameter path -> what its layer states.
-  """
-
-  config: Config
-  mesh: jax.sharding.Mesh
-  init: Callable
-  step: Callable
-  evaluate: Callable
-  abstract_state: TrainState
-  declarations: dict[str, layers.Declared]
-
-  def in_mesh(self, fn: Callable) -> Callable:
-    """`fn` traced and run under the mesh and the logical axis rules."""
-    return _in_mesh(self.mesh, fn)
-
-  def put_batch(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-    """Local rows of every process -> one global sharded batch."""
-    where = sharding.batch_sharding(self.mesh)
-    return {
-      k: jax.make_array_from_process_local_data(where, v)
-      for k, v in batch.items()
-    }
-
-
-def build(
-  config: Config, devices: tuple[jax.Device, ...] | None = None
-) -> Program:
-  """Builds the program of `config`; cells of one shape get the same object.
-
-  Args:
-    config: only the fields that shape the program matter; pass
-      `configure.program_key(config)` to share compiles.
-    devices: None takes all.
-  """
-  return _build(config, tuple(devices or jax.devices()))
-
-
-def _in_mesh(mesh: jax.sharding.Mesh, fn: Callable) -> Callable:
-  @functools.wraps(fn)
-  def wrapped(*args):
-    with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.RULES):
-      return fn(*args)
-
-  return wrapped
-
-
-@functools.lru_cache(maxsize=8)
-def _build(config: Config, devices: tuple[jax.Device, ...]) -> Program:
-  mesh = sharding.make_mesh(config.mesh, devices)
-  boxed = jax.eval_shape(
-    functools.partial(init_boxed_state, config), hyper(config)
-  )
-  where = sharding.tree_shardings(boxed, mesh)
-  declarations = layers.declarations(boxed.params)
-  role_of = metrics.roles(declarations)
-  everywhere = sharding.replicated(mesh)
-
-  in_mesh = functools.partial(_in_mesh, mesh)
-  init = jax.jit(
-    lambda h: meta.unbox(init_boxed_state(config, h)), out_shardings=where
-  )
-  step = jax.jit(
-    functools.partial(train_step, config, role_of),
-    donate_argnums=0,
-    out_shardings=(where, everywhere),
-  )
-  evaluate = jax.jit(
-    functools.partial(eval_step, config),
-    out_shardings=sharding.batch_sharding(mesh),
-  )
-  abstract = jax.tree.map(
-    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-    meta.unbox(boxed),
-    where,
-  )
-  return Program(
-    config=config,
-    mesh=mesh,
-    init=in_mesh(init),
-    step=in_mesh(step),
-    evaluate=in_mesh(evaluate),
-    abstract_state=abstract,
-    declarations=declarations,
-  )

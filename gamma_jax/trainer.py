@@ -1,6 +1,7 @@
-"""One run: restore or start, step, log, evaluate, save, finish.
+"""The loop: restore or start, step, log, evaluate, save, finish.
 
-Resume order: newest complete checkpoint (state, data iterator, tokens seen);
+It trains the members of an engine (population.py): one cell, or many in one
+program. Resume order: newest complete checkpoint (state, data, counts);
 metric lines beyond it are dropped and made again, bit for bit.
 """
 
@@ -8,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import pathlib
 import signal
 import threading
 import time
 import zlib
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -24,15 +25,18 @@ from gamma_jax import (
   evaluate,
   files,
   flops,
-  metric_writer,
+  init_report,
   plan,
+  population,
   progress,
   provenance,
-  train_step,
+  streams,
 )
+from gamma_jax import program as program_lib
 from gamma_jax.config import Config
 from gamma_jax.data import pipeline, tokenizer
-from gamma_jax.errors import ConfigError, NonFiniteLoss, Preempted
+from gamma_jax.errors import ConfigError, Preempted
+from gamma_jax.member import Member
 
 
 class _Preemption:
@@ -57,148 +61,154 @@ class _Preemption:
       signal.signal(signal.SIGTERM, self._old)
 
 
-class _Run:
-  """The moving parts of one run.
+class Run:
+  """The moving parts of a run of P members.
+
+  Args:
+    configs: the members; one shape.
+    cells: their folders.
+    folder: where `checkpoints` lies.
+    method: 'single', 'map' or 'vmap'.
 
   Attributes:
     step: completed updates.
-    tokens: scored tokens seen, counted from real labels.
   """
 
-  def __init__(self, config: Config, cell: pathlib.Path):
-    self.config = config
-    self.cell = cell
-    self.program = train_step.build(configure.program_key(config))
-    self.hyper = train_step.hyper(config)
-    self.tokenizer = tokenizer.load_tokenizer(config.data.tokenizer)
-    if self.tokenizer.vocab_size > config.model.V:
-      raise ConfigError(
-        f'model.V={config.model.V} is smaller than the vocabulary of '
-        f'tokenizer {config.data.tokenizer} ({self.tokenizer.vocab_size})'
-      )
-    self.iterator = pipeline.train_iterator(
-      config.data,
-      seed=config.seed if config.data.seed is None else config.data.seed,
-      batch_size=config.train.batch_size // jax.process_count(),
-      seq_len=config.train.seq_len,
-      process_index=jax.process_index(),
-      process_count=jax.process_count(),
+  def __init__(
+    self,
+    configs: Sequence[Config],
+    cells: Sequence[pathlib.Path],
+    folder: pathlib.Path,
+    method: str,
+  ):
+    self.config = one = configs[0]
+    self._tokenizer = _tokenizer(one)
+    self._streams = streams.Streams(configs)
+    self.engine = _engine(configs, self._streams.member, method)
+    self._checkpointer = checkpoint.Checkpointer(
+      folder / 'checkpoints', one.checkpoint
     )
-    self.checkpointer = checkpoint.Checkpointer(
-      cell / 'checkpoints', config.checkpoint
-    )
-    self.flops_per_token = flops.flops_per_token(
-      config.model, config.train.seq_len
-    )
+    self._flops = flops.flops_per_token(one.model, one.train.seq_len)
     self._pending = None
-    self._clock = time.monotonic()
-    self._restore_or_init()
-    self.writer = self._open_writer()
-
-  def _restore_or_init(self):
-    latest = self.checkpointer.latest_step()
+    latest = self._checkpointer.latest_step()
     if latest is None:
-      self.state = self.program.init(self.hyper)
-      self.step, self.tokens, self.last = 0, 0, {}
-      return
-    self.state, meta = self.checkpointer.restore(
-      latest, self.program.abstract_state, self.iterator
-    )
-    self.step, self.tokens, self.last = latest, meta['tokens'], meta['last']
-    logging.info('resumed from step %d of %s', latest, self.cell)
-
-  def _open_writer(self):
-    writers = [
-      metric_writer.JsonlWriter(
-        self.cell / 'metrics.jsonl', resume_step=self.step
+      self.state, self.step, past = self.engine.init(), 0, {}
+    else:
+      self.state, meta = self._checkpointer.restore(
+        latest, self.engine.abstract_state, self._streams
       )
+      self.step, past = latest, meta['members']
+      logging.info('resumed from step %d of %s', latest, folder)
+    self.members = [
+      Member(config, cell, past[i] if past else {}, self.step)
+      for i, (config, cell) in enumerate(zip(configs, cells, strict=True))
     ]
-    if self.config.log.tensorboard:
-      writers.append(
-        metric_writer.TensorBoardWriter(
-          self.cell / 'tensorboard', resume_step=self.step
-        )
+    if latest is None:
+      self._report_init()
+    self._clock = time.monotonic()
+
+  def _report_init(self):
+    # Its own streams, so that nothing of the run is consumed.
+    fresh = streams.Streams([m.config for m in self.members])
+    batches = next(fresh)
+    for i, member in enumerate(self.members):
+      report = init_report.measured(
+        member.config,
+        self.engine.program,
+        self.engine.params(self.state, i),
+        batches[fresh.member[i]],
       )
-    return metric_writer.MultiWriter(writers)
+      member.report_init(report)
 
   def advance(self):
     """Dispatches one step, then logs the one before it."""
-    batch = next(self.iterator)
-    self.state, out = self.program.step(
-      self.state, self.hyper, self.program.put_batch(batch)
-    )
+    batches = next(self._streams)
+    self.state, out = self.engine.step(self.state, batches)
     self.step += 1
-    crc = zlib.crc32(np.ascontiguousarray(batch['tokens']))
-    previous, self._pending = self._pending, (self.step, out, crc)
-    return self._log(previous)
+    crcs = [zlib.crc32(np.ascontiguousarray(b['tokens'])) for b in batches]
+    previous, self._pending = self._pending, (self.step, out, crcs)
+    return self._log(previous, None)
 
-  def flush(self, extra: dict | None = None):
+  def flush(self, heldout: list[dict] | None = None):
     """Logs the step in flight, with evaluation metrics in the same line."""
     previous, self._pending = self._pending, None
-    return self._log(previous, extra)
+    return self._log(previous, heldout)
 
-  def _log(self, pending, extra=None):
+  def _log(self, pending, heldout):
+    """Returns (step, mean loss of the members still going, tokens/s)."""
     if pending is None:
       return None
-    step, out, crc = pending
-    line = {k: float(v) for k, v in jax.device_get(out).items()}
-    tokens = int(line.pop('train/tokens'))
-    if not (
-      math.isfinite(line['train/loss']) and math.isfinite(line['opt/grad_norm'])
-    ):
-      raise NonFiniteLoss(
-        f'step {step}: loss {line["train/loss"]}, gradient norm '
-        f'{line["opt/grad_norm"]}; the last good checkpoint is kept'
-      )
-    self.tokens += tokens
-    self.last = {'train/loss_last': line['train/loss']}
+    step, out, crcs = pending
+    values = {k: np.atleast_1d(v) for k, v in jax.device_get(out).items()}
     now = time.monotonic()
     seconds, self._clock = max(now - self._clock, 1e-9), now
-    line |= {
-      'train/tokens_seen': self.tokens,
-      'data/batch_crc32': crc,
-      'perf/tokens_per_second': tokens / seconds,
-      'perf/model_flops_per_second': tokens * self.flops_per_token / seconds,
-    } | (extra or {})
-    if extra or step % self.config.log.every == 0 or step == self._end:
-      self.writer.write(step, line)
-    return step, line
-
-  @property
-  def _end(self) -> int:
-    return self.config.train.steps
+    losses, total = [], 0.0
+    for i, member in enumerate(self.members):
+      line = {k: float(v[i]) for k, v in values.items()}
+      rate = line['train/tokens'] / seconds
+      line['data/batch_crc32'] = crcs[self._streams.member[i]]
+      line['perf/tokens_per_second'] = rate
+      line['perf/model_flops_per_second'] = rate * self._flops
+      line |= heldout[i] if heldout else {}
+      failed_before = member.failure is not None
+      if member.log(step, line):
+        losses.append(line['train/loss'])
+        total += rate
+      elif not failed_before:
+        logging.error('%s: %s', member.folder.name, member.failure)
+    if not losses:
+      raise next(m.failure for m in self.members if m.failure)
+    return step, float(np.mean(losses)), total
 
   def save(self):
     """Saves the current step; every metric up to it is logged first."""
-    meta = {'tokens': self.tokens, 'last': self.last}
-    self.checkpointer.save(self.step, self.state, self.iterator, meta)
+    meta = {'members': [m.progress() for m in self.members]}
+    self._checkpointer.save(self.step, self.state, self._streams, meta)
 
-  def evaluate(self) -> dict[str, float]:
-    """Held-out metrics of the current parameters."""
-    batches = pipeline.eval_batches(
-      self.config.data,
-      seq_len=self.config.train.seq_len,
-      batch_size=self.config.eval.batch_size,
-      documents=self.config.eval.documents,
-    )
+  def evaluate(self) -> list[dict[str, float]]:
+    """Held-out metrics of every member."""
     out = evaluate.evaluate(
-      self.program,
-      self.state.params,
-      self.hyper,
-      batches,
+      lambda batch: self.engine.nll(self.state, batch),
+      len(self.members),
+      pipeline.eval_batches(
+        self.config.data,
+        seq_len=self.config.train.seq_len,
+        batch_size=self.config.eval.batch_size,
+        documents=self.config.eval.documents,
+      ),
       pipeline.heldout_sources(self.config.data),
-      self.tokenizer.token_bytes,
+      self._tokenizer.token_bytes,
     )
     self._clock = time.monotonic()  # evaluation is no training time
     return out
 
   def close(self) -> None:
     """Waits for the saves in flight; raises if one of them failed."""
-    self.writer.close()
-    self.checkpointer.close()
+    for member in self.members:
+      member.close()
+    self._checkpointer.close()
 
 
-def _loop(run: _Run, bar: progress.Progress, preemption: _Preemption) -> None:
+def _tokenizer(config: Config) -> tokenizer.Tokenizer:
+  found = tokenizer.load_tokenizer(config.data.tokenizer)
+  if found.vocab_size > config.model.V:
+    raise ConfigError(
+      f'model.V={config.model.V} is smaller than the vocabulary of '
+      f'tokenizer {config.data.tokenizer} ({found.vocab_size})'
+    )
+  return found
+
+
+def _engine(configs, member_streams, method) -> population.Engine:
+  key = configure.program_key(configs[0])
+  if method == 'single':
+    return population.Single(configs[0], program_lib.build(key))
+  # The program of one member alone draws it and reports on it.
+  one = program_lib.build(key, (jax.devices()[0],))
+  return population.Population(configs, one, member_streams, method)
+
+
+def _loop(run: Run, bar: progress.Progress, preemption: _Preemption) -> None:
   """Steps to the end, saving on schedule, at the end and on SIGTERM."""
   config = run.config
   while run.step < config.train.steps:
@@ -211,8 +221,7 @@ def _loop(run: _Run, bar: progress.Progress, preemption: _Preemption) -> None:
     if last or scheduled or preemption.asked:
       run.save()
     if logged:
-      step, line = logged
-      bar.update(step, line['train/loss'], line['perf/tokens_per_second'])
+      bar.update(*logged)
     if preemption.asked and not last:
       raise Preempted(f'SIGTERM at step {run.step}: saved; run again to go on')
 
@@ -234,41 +243,100 @@ def train(config: Config, cell: pathlib.Path) -> dict:
   """
   configure.check_devices(config, jax.device_count())
   plan.check_fits(config)
-  attempt = provenance.start(cell / 'run.json', configure.config_hash(config))
-  reason = 'error'
+  (result,) = train_together([config], [cell], cell, 'single')
+  if isinstance(result, Exception):
+    raise result
+  return result
+
+
+def train_together(
+  configs: Sequence[Config],
+  cells: Sequence[pathlib.Path],
+  folder: pathlib.Path,
+  method: str,
+) -> list[dict | Exception]:
+  """Trains members of one shape in one program.
+
+  Args:
+    configs: the members.
+    cells: their folders.
+    folder: where their common checkpoints lie.
+    method: 'single', 'map' or 'vmap'.
+
+  Returns:
+    For every member the content of its results.json, or why it failed.
+
+  Raises:
+    As `train`, for what concerns all members.
+  """
+  attempts = [
+    provenance.start(cell / 'run.json', configure.config_hash(config))
+    for config, cell in zip(configs, cells, strict=True)
+  ]
+  reasons = ['error'] * len(cells)
   try:
     with _Preemption() as preemption:
-      results = _train(config, cell, preemption)
-    reason = 'done'
+      results = _train(configs, cells, folder, method, preemption)
+    reasons = [
+      f'NonFiniteLoss: {r}' if isinstance(r, Exception) else 'done'
+      for r in results
+    ]
     return results
   except Preempted:
-    reason = 'preempted'
+    reasons = ['preempted'] * len(cells)
     raise
   except Exception as error:
-    reason = f'{type(error).__name__}: {error}'
+    reasons = [f'{type(error).__name__}: {error}'] * len(cells)
     raise
   finally:
-    provenance.finish(cell / 'run.json', attempt, reason)
+    for cell, attempt, reason in zip(cells, attempts, reasons, strict=True):
+      provenance.finish(cell / 'run.json', attempt, reason)
 
 
-def _train(config: Config, cell: pathlib.Path, preemption: _Preemption):
+def _train(configs, cells, folder, method, preemption):
   began = time.monotonic()
-  with contextlib.closing(_Run(config, cell)) as run:
+  steps = configs[0].train.steps
+  with contextlib.closing(Run(configs, cells, folder, method)) as run:
     resumed_at = run.step
-    bar = progress.Progress(cell.name, config.train.steps, run.step)
-    with contextlib.closing(bar):
+    label = cells[0].name if len(cells) == 1 else f'{len(cells)} cells'
+    with contextlib.closing(progress.Progress(label, steps, run.step)) as bar:
       _loop(run, bar, preemption)
     heldout = run.evaluate()
   # Closed: the final save is on disk, or its error has been raised.
-  metric_writer.to_csv(cell / 'metrics.jsonl', cell / 'metrics.csv')
-  results = {
-    'status': 'done',
-    'steps': run.step,
-    'metrics': heldout | run.last | {'train/tokens_seen': run.tokens},
-    'timing': {
-      'seconds': time.monotonic() - began,
-      'steps_timed': run.step - resumed_at,
-    },
+  timing = {
+    'seconds': time.monotonic() - began,
+    'steps_timed': run.step - resumed_at,
+    'members': len(cells),
   }
-  files.write_json(cell / 'results.json', results)
-  return results
+  return [
+    member.failure or member.finish(metrics, timing)
+    for member, metrics in zip(run.members, heldout, strict=True)
+  ]
+
+
+def evaluate_cell(config: Config, cell: pathlib.Path) -> dict[str, float]:
+  """Evaluates the newest checkpoint of a cell into its eval.json.
+
+  Raises:
+    ConfigError: the cell has no complete checkpoint.
+  """
+  folder = cell / 'checkpoints'
+  steps = checkpoint.complete_steps(folder)
+  if not steps:
+    raise ConfigError(f'no complete checkpoint in {folder}; train it first')
+  engine = _engine([config], [0], 'single')
+  state = checkpoint.load_state(folder, steps[-1], engine.abstract_state)
+  (metrics,) = evaluate.evaluate(
+    lambda batch: engine.nll(state, batch),
+    1,
+    pipeline.eval_batches(
+      config.data,
+      seq_len=config.train.seq_len,
+      batch_size=config.eval.batch_size,
+      documents=config.eval.documents,
+    ),
+    pipeline.heldout_sources(config.data),
+    _tokenizer(config).token_bytes,
+  )
+  files.write_json(cell / 'eval.json', {'step': steps[-1], 'metrics': metrics})
+  return metrics

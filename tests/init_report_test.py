@@ -14,8 +14,8 @@ from gamma_jax import (
   init_report,
   init_table,
   init_theory,
-  train_step,
 )
+from gamma_jax import program as program_lib
 from gamma_jax.config import Config, InitConfig, ModelConfig, TrainConfig
 
 MODEL = ModelConfig(D=128, F=512, L=2, N=8, K=4, H=16, V=1024, mlp='gelu')
@@ -40,8 +40,10 @@ def batch(B=4, T=64):
 
 
 def measure(config, change=None):
-  program = train_step.build(configure.program_key(config), (jax.devices()[0],))
-  params = program.init(train_step.hyper(config)).params
+  program = program_lib.build(
+    configure.program_key(config), (jax.devices()[0],)
+  )
+  params = program.init(config).params
   if change:
     change(params)
   return init_report.measured(config, program, params, batch())

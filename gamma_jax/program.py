@@ -1,0 +1,144 @@
+"""The compiled program of one shape on one mesh: init, step, evaluate.
+
+jit, shardings and donation are decided here and in population.py, nowhere
+else. Cells of one shape share one Program, so a grid over traced numbers
+compiles its train step once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import numpy as np
+from flax.core import meta
+
+from gamma_jax import layers, sharding, train_step
+from gamma_jax.config import Config, InitOverrides
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """Compiled functions of one shape on one mesh.
+
+  Attributes:
+    config: the shape; its init and traced fields mean nothing.
+    mesh: devices.
+    step: (TrainState, Hyper, batch) -> (TrainState, metrics); donates state.
+    evaluate: (params, Hyper, batch, moe_state) -> NLL [B, T].
+    abstract_state: ShapeDtypeStructs with shardings, to restore into.
+    declarations: parameter path -> what its layer states.
+  """
+
+  config: Config
+  mesh: jax.sharding.Mesh
+  step: Callable
+  evaluate: Callable
+  abstract_state: train_step.TrainState
+  declarations: dict[str, layers.Declared]
+
+  def init(self, config: Config) -> train_step.TrainState:
+    """Draws the state that `config` asks for, sharded.
+
+    The init rule shapes this small program but not the train step, so arms
+    with different rules share the compiled step.
+    """
+    options = dataclasses.replace(
+      config.init, gamma=1.0, std=0.02, overrides=InitOverrides()
+    )
+    static = dataclasses.replace(self.config, init=options)
+    where = jax.tree.map(lambda x: x.sharding, self.abstract_state)
+    draw = _compiled_init(static, _Hashable(where))
+    return self.in_mesh(draw)(train_step.hyper(config))
+
+  def in_mesh(self, fn: Callable) -> Callable:
+    """`fn` traced and run under the mesh and the logical axis rules."""
+    return _in_mesh(self.mesh, fn)
+
+  def put_batch(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+    """Local rows of every process -> one global sharded batch."""
+    where = sharding.batch_sharding(self.mesh)
+    return {
+      k: jax.make_array_from_process_local_data(where, v)
+      for k, v in batch.items()
+    }
+
+
+class _Hashable:
+  """A tree of shardings as a cache key."""
+
+  def __init__(self, tree):
+    leaves, structure = jax.tree.flatten(tree)
+    self.tree, self._key = tree, (tuple(leaves), structure)
+
+  def __hash__(self):
+    return hash(self._key)
+
+  def __eq__(self, other):
+    return self._key == other._key
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled_init(config: Config, where: _Hashable) -> Callable:
+  return jax.jit(
+    lambda h: meta.unbox(train_step.init_boxed_state(config, h)),
+    out_shardings=where.tree,
+  )
+
+
+def build(
+  config: Config, devices: tuple[jax.Device, ...] | None = None
+) -> Program:
+  """Builds the program of `config`; cells of one shape get the same object.
+
+  Args:
+    config: only the fields that shape the program matter; pass
+      `configure.program_key(config)` to share compiles.
+    devices: None takes all.
+  """
+  return _build(config, tuple(devices or jax.devices()))
+
+
+def _in_mesh(mesh: jax.sharding.Mesh, fn: Callable) -> Callable:
+  @functools.wraps(fn)
+  def wrapped(*args):
+    with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.RULES):
+      return fn(*args)
+
+  return wrapped
+
+
+@functools.lru_cache(maxsize=8)
+def _build(config: Config, devices: tuple[jax.Device, ...]) -> Program:
+  mesh = sharding.make_mesh(config.mesh, devices)
+  boxed = jax.eval_shape(
+    functools.partial(train_step.init_boxed_state, config),
+    train_step.hyper(config),
+  )
+  where = sharding.tree_shardings(boxed, mesh)
+  declarations = layers.declarations(boxed.params)
+  everywhere = sharding.replicated(mesh)
+  step = jax.jit(
+    functools.partial(train_step.train_step, config, train_step.roles(config)),
+    donate_argnums=0,
+    out_shardings=(where, everywhere),
+  )
+  evaluate = jax.jit(
+    functools.partial(train_step.eval_step, config),
+    out_shardings=sharding.batch_sharding(mesh),
+  )
+  return Program(
+    config=config,
+    mesh=mesh,
+    step=_in_mesh(mesh, step),
+    evaluate=_in_mesh(mesh, evaluate),
+    abstract_state=jax.tree.map(
+      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+      meta.unbox(boxed),
+      where,
+    ),
+    declarations=declarations,
+  )
