@@ -42,6 +42,7 @@ import scipy.stats
 from experiments import coordinate_plot
 from gamma_jax import config as config_lib
 from gamma_jax import configure, files, metrics, model, provenance, train_step
+from gamma_jax import program as program_lib
 from gamma_jax.data import sources, tokenizer
 
 HEAD_DIM = 64
@@ -158,7 +159,7 @@ def token_batch() -> dict[str, np.ndarray]:
 @functools.lru_cache(maxsize=1)
 def _compile(config: config_lib.Config):
   """The program of one shape, and jitted measure and ratios."""
-  program = train_step.build(config, (jax.devices()[0],))
+  program = program_lib.build(config, (jax.devices()[0],))
   role_of = metrics.roles(program.declarations)
   return (
     program,
@@ -224,7 +225,9 @@ def run_cell(config: config_lib.Config, batch, steps: int) -> Iterator[Row]:
 
 def run_all(args: argparse.Namespace) -> list[Row]:
   """All cells, those of one shape after one another: one compile each."""
-  grid = list(itertools.product(args.widths, MLPS, args.gammas, args.seeds))
+  grid = list(
+    itertools.product(args.widths, args.mlps, args.gammas, args.seeds)
+  )
   batch, rows = token_batch(), []
   for point in rich.progress.track(grid, 'models'):
     rows += run_cell(cell(args, *point), batch, args.steps)
@@ -273,17 +276,10 @@ def verdict(slopes: Sequence[Slope], tolerance: float) -> str:
 
 
 def write(workdir: Path, rows: Sequence[Row], slopes: Sequence[Slope]) -> None:
-  """measurements.csv, slopes.csv, slopes.md and run.json."""
+  """measurements.csv, slopes.csv and slopes.md."""
   _write_csv(workdir / 'measurements.csv', rows)
   _write_csv(workdir / 'slopes.csv', [dataclasses.asdict(s) for s in slopes])
   files.write_text(workdir / 'slopes.md', markdown_table(slopes))
-  run = {
-    'command': sys.orig_argv,
-    'versions': provenance.versions(),
-    'devices': provenance.devices(),
-    'git': provenance.git_state(),
-  }
-  files.write_json(workdir / 'run.json', run)
 
 
 def _write_csv(path: Path, rows: Sequence[Row]) -> None:
@@ -305,6 +301,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
   add('--workdir', type=Path, required=True, help='where results are written')
   several = {'nargs': '+', 'metavar': 'X'}
   add('--widths', type=int, default=[128, 256, 512, 1024], **several)
+  add('--mlps', choices=MLPS, default=list(MLPS), nargs='+')
   add('--gammas', type=float, default=[0.5, 0.75, 1.0, 1.25], **several)
   add('--seeds', type=int, default=[0, 1, 2], **several)
   add('--steps', type=int, default=4, help='Adam updates to follow')
@@ -328,6 +325,13 @@ def main(argv: Sequence[str] | None = None) -> int:
   """Runs the grid, writes and draws; returns the exit code."""
   args = parse(argv)
   args.workdir.mkdir(parents=True, exist_ok=True)
+  run = {
+    'command': sys.orig_argv,
+    'versions': provenance.versions(),
+    'devices': provenance.devices(),
+    'git': provenance.git_state(),
+  }
+  files.write_json(args.workdir / 'run.json', run)
   rows = run_all(args)
   slopes = fit(rows, args.tolerance)
   write(args.workdir, rows, slopes)

@@ -155,7 +155,7 @@ def _steps_panel(ax: Axes, rows, quantity: str, colours) -> list[Label]:
 def _mark_overwritten(ax: Axes) -> None:
   ax.axhline(1, color=INK, lw=1.0, dashes=(4, 3), zorder=1)
   ax.annotate(
-    'update as large as the weights',
+    'update = weights',
     xy=(1, 1),
     xycoords=('axes fraction', 'data'),
     xytext=(0, 3),
