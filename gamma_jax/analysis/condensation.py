@@ -1,0 +1,306 @@
+"""How far the neurons of a weight matrix have aligned (condensation).
+
+Everything here reads a matrix [neurons d_out, inputs d_in], one row a neuron,
+as the papers do. Flax kernels are (in, out), the transpose: pass them through
+`as_matrix` first, or rows are inputs and the cosines mean something else.
+
+Sources: stable rank and row cosines, arXiv 2606.17945; neurons grouped at
+cosine 0.7, arXiv 2405.05409; cosines among non-zero rows and effective rank,
+arXiv 2510.06954. Condensed means aligned or opposed, so cosines are absolute.
+
+Cosines need n^2 pairs, so at most `limit` neurons take part: every
+(d_out / limit)-th row, always the same ones. Zero rows have no direction and
+are left out. A quantity of which nothing is left is 0; NaN stays NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.sparse import csgraph
+
+from gamma_jax import init_rules, shapes
+
+ALIGNED = 0.7  # |cosine| above which two neurons belong together (2405.05409)
+LIMIT = 512
+_PRODUCTS = 32  # W'W v products; off by 0.2% at most on Gaussians, the worst
+
+
+def as_matrix(kernel: jax.Array, axes: shapes.Axes) -> jax.Array:
+  """Any kernel -> [*batch, d_out, d_in], batch axes in the order of `axes`.
+
+  Per head instead of per matrix: name the head axis as a batch axis.
+
+  Raises:
+    ValueError: `axes` do not name every axis of the kernel exactly once.
+  """
+  d_in, d_out = axes.fans(kernel.shape)
+  batch = [kernel.shape[a] for a in axes.batch_axis]
+  order = (*axes.batch_axis, *axes.out_axis, *axes.in_axis)
+  return kernel.transpose(order).reshape(*batch, d_out, d_in)
+
+
+def stable_rank(w: jax.Array) -> jax.Array:
+  """||W||_F^2 / ||W||_2^2 of w [d_out, d_in]; 0 for a zero matrix.
+
+  Does not depend on the scale of w, down to the smallest normal float32. Of
+  an i.i.d. Gaussian see `random_stable_rank`.
+  """
+  w = w.astype(jnp.float32)
+  w = w / _nonzero(jnp.max(jnp.abs(w)))  # squares of 1e-30 would underflow
+  total = jnp.sum(jnp.square(w))
+  return total / _nonzero(_largest_eigenvalue(w))
+
+
+def random_stable_rank(d_out: int, d_in: int) -> float:
+  """Stable rank of a large i.i.d. Gaussian: d1 d2 / (sqrt d1 + sqrt d2)^2.
+
+  The largest singular value stays a little below its limit, so real draws lie
+  above this: by 3% at 64 x 256, by 1% at 1024 x 1024.
+  """
+  return d_out * d_in / (d_out**0.5 + d_in**0.5) ** 2
+
+
+def _largest_eigenvalue(w: jax.Array) -> jax.Array:
+  """Of W'W, from below: power iteration that keeps all of its iterates.
+
+  The best vector within their span (Rayleigh-Ritz) is as good after 32
+  products as the last iterate is after hundreds: the top singular values of a
+  Gaussian lie close together, where plain power iteration is slow. The start
+  is one fixed Gaussian vector, the same in every run.
+  """
+  wide = w.shape[0] < w.shape[1]
+  width = min(w.shape)
+
+  def product(v):  # W'W v, or WW'v, without a transposed copy of w
+    return _dot(w, _dot(v, w)) if wide else _dot(_dot(w, v), w)
+
+  def step(i, carry):
+    basis, v = carry
+    basis = basis.at[i].set(v)
+    v = _unit(product(v))
+    v = v - _dot(_dot(basis, v), basis)
+    # Less is rounding: the basis already holds all that it can reach.
+    v = jnp.where(jnp.linalg.norm(v) < 1e-5, 0.0, v)
+    v = _unit(v)
+    # Once more, for what rounding left of the basis in a short remainder.
+    v = _unit(v - _dot(_dot(basis, v), basis))
+    return basis, v
+
+  start = _unit(jax.random.normal(jax.random.key(0), (width,)))
+  basis = jnp.zeros((min(_PRODUCTS, width), width))
+  basis, _ = jax.lax.fori_loop(0, len(basis), step, (basis, start))
+  images = _dot(basis, w) if wide else _dot(w, basis.T).T
+  return jnp.linalg.eigvalsh(_dot(images, images.T))[-1]
+
+
+def effective_rank(w: Any) -> np.ndarray:
+  """exp(entropy of s / sum(s)) of the singular values of w [..., d_out, d_in].
+
+  On the host in float64: small singular values count here, and their squares
+  in the Gram matrix would drown in float32. Costs d1 d2 min(d1, d2)
+  multiply-adds and an eigvalsh of min(d1, d2): seconds at 2048 x 5632, too
+  much for the train step. 0 for a zero matrix.
+  """
+  w = np.asarray(w, np.float64)
+  w = w / _nonzero_np(np.abs(w).max(axis=(-2, -1), keepdims=True))
+  w = w if w.shape[-2] <= w.shape[-1] else w.swapaxes(-2, -1)
+  eigenvalues = np.linalg.eigvalsh(w @ w.swapaxes(-2, -1))
+  s = np.sqrt(np.maximum(eigenvalues, 0.0))  # rounding makes some negative
+  share = s / _nonzero_np(s.sum(axis=-1, keepdims=True))
+  entropy = -np.sum(share * np.log(_nonzero_np(share)), axis=-1)
+  return np.where(s[..., -1] == 0, 0.0, np.exp(entropy))
+
+
+def mean_abs_cosine(w: jax.Array, limit: int = LIMIT) -> jax.Array:
+  """Mean |cosine| of two different neurons of w [d_out, d_in]."""
+  cosines, alive = _abs_cosines(w, limit)
+  pairs = jnp.where(jnp.eye(len(cosines), dtype=bool), 0.0, cosines)
+  return jnp.sum(pairs) / jnp.maximum(alive * (alive - 1), 1.0)
+
+
+def random_mean_abs_cosine(d_in: int) -> float:
+  """E|cosine| of two independent Gaussian rows; about sqrt(2 / (pi d_in))."""
+  log = math.lgamma(d_in / 2) - math.lgamma((d_in + 1) / 2)
+  return math.exp(log) / math.pi**0.5
+
+
+def largest_cluster_share(w: jax.Array, limit: int = LIMIT) -> jax.Array:
+  """Share of neurons that are aligned with one neuron, the best one.
+
+  The largest number of neurons with |cosine| > 0.7 to a neuron, itself
+  included, over the neurons that take part. 1 / n of them when none is
+  aligned. See `largest_component_share` for clusters that may chain.
+  """
+  cosines, alive = _abs_cosines(w, limit)
+  aligned = jnp.heaviside(cosines - ALIGNED, 0.0)  # unlike >, keeps NaN
+  return jnp.max(jnp.sum(aligned, axis=1)) / jnp.maximum(alive, 1.0)
+
+
+def largest_component_share(w: Any, limit: int | None = None) -> float:
+  """As `largest_cluster_share`, with alignment passed on from row to row.
+
+  The largest connected component of the graph of |cosine| > 0.7, on the host
+  in float64; never below `largest_cluster_share` of the same neurons.
+
+  Args:
+    w: [d_out, d_in].
+    limit: most neurons that take part; None takes all, d_out^2 floats.
+  """
+  w = np.asarray(w, np.float64)
+  w = w[_rows(len(w), limit or len(w))]
+  size = np.abs(w).max(axis=1, keepdims=True)
+  w = w[size[:, 0] != 0] / size[size[:, 0] != 0]
+  if not len(w):
+    return 0.0
+  w = w / np.linalg.norm(w, axis=1, keepdims=True)
+  _, label = csgraph.connected_components(np.abs(w @ w.T) > ALIGNED)
+  return float(np.bincount(label).max() / len(w))
+
+
+def frobenius(w: jax.Array) -> jax.Array:
+  """||W||_F in float32."""
+  w = w.astype(jnp.float32)
+  size = _nonzero(jnp.max(jnp.abs(w)))
+  return size * jnp.sqrt(jnp.sum(jnp.square(w / size)))
+
+
+def frobenius_ratio(w: jax.Array, initial_norm: jax.Array) -> jax.Array:
+  """||W||_F over its value at initialization."""
+  return frobenius(w) / initial_norm
+
+
+def matrix_metrics(w: jax.Array, limit: int = LIMIT) -> dict[str, jax.Array]:
+  """What is cheap enough for the train step, of one w [d_out, d_in].
+
+  About 70 passes over w and limit^2 d_in multiply-adds.
+  """
+  return {
+    'stable_rank': stable_rank(w),
+    'mean_abs_cosine': mean_abs_cosine(w, limit),
+    'cluster_share': largest_cluster_share(w, limit),
+    'frobenius': frobenius(w),
+  }
+
+
+def tree_metrics(
+  params: Any,
+  declarations: Mapping[str, Any],
+  initial: Mapping[str, jax.Array] | None = None,
+  limit: int = LIMIT,
+) -> dict[str, jax.Array]:
+  """`matrix_metrics` of every matrix of a model.
+
+  Args:
+    params: tree of dicts of arrays.
+    declarations: parameter path -> its box, from `layers.declarations`.
+    initial: what this function returned at step 0; adds 'frobenius_ratio'.
+    limit: most neurons of a matrix whose cosines are taken.
+
+  Returns:
+    'condense/stable_rank/q/0' -> scalar: metric, kind, layer. Matrices outside
+    the blocks have no layer; experts are averaged. Where several parameters
+    are of one kind, the path takes its place ('blocks.moe.shared.up.kernel').
+
+  Raises:
+    ValueError: a parameter whose shape contradicts its declaration.
+  """
+  kinds = [d.kind for d in declarations.values()]
+  out = {}
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    name = '/'.join(p.key for p in path)
+    declared = declarations[name]
+    if declared.kind not in init_rules.ROLE_OF_KIND:
+      continue
+    unique = kinds.count(declared.kind) == 1
+    label = declared.kind if unique else name.replace('/', '.')
+    matrices = as_matrix(leaf, declared_axes(declared, leaf.shape, name))
+    for metric, value in _stack_metrics(matrices, limit).items():
+      if not _stacked(declared):
+        out[f'condense/{metric}/{label}'] = jnp.mean(value)
+        continue
+      for layer in range(len(value)):
+        out[f'condense/{metric}/{label}/{layer}'] = jnp.mean(value[layer])
+  if initial is not None:
+    for key in [k for k in out if k.startswith('condense/frobenius/')]:
+      ratio = key.replace('/frobenius/', '/frobenius_ratio/')
+      out[ratio] = out[key] / initial[key]
+  return out
+
+
+def declared_axes(declared: Any, shape: tuple[int, ...], name: str = ''):
+  """`shapes.Axes` of a parameter, from its box and full shape.
+
+  Every kernel is [*batch, *in, *out] and the embedding [*batch, out, in]; the
+  declared fans say where to cut.
+
+  Raises:
+    ValueError: no cut of the shape gives the declared fans.
+  """
+  first, last = declared.fan_in, declared.fan_out
+  if declared.kind == 'embed':
+    first, last = last, first
+  axes = range(len(shape))
+  # The layer axis is known by name: with one layer its size tells nothing.
+  for start in axes[_stacked(declared) :]:
+    for cut in axes[start + 1 :]:
+      halves = math.prod(shape[start:cut]), math.prod(shape[cut:])
+      if halves == (first, last):
+        pair = tuple(axes[start:cut]), tuple(axes[cut:])
+        ins, outs = pair[::-1] if declared.kind == 'embed' else pair
+        return shapes.Axes(ins, outs, tuple(axes[:start]))
+  raise ValueError(
+    f'parameter {name} of shape {shape} has no axes with d_in '
+    f'{declared.fan_in} and d_out {declared.fan_out}, as declared'
+  )
+
+
+def _stacked(declared: Any) -> bool:
+  return declared.names[0] == 'layers'
+
+
+def _stack_metrics(matrices: jax.Array, limit: int) -> dict[str, jax.Array]:
+  """[*batch, d_out, d_in] -> values of shape batch, one matrix at a time."""
+  batch = matrices.shape[:-2]
+  flat = matrices.reshape(-1, *matrices.shape[-2:])
+  # vmap would hold float32 copies of all layers at once.
+  values = jax.lax.map(lambda w: matrix_metrics(w, limit), flat)
+  return {metric: v.reshape(batch) for metric, v in values.items()}
+
+
+def _rows(rows: int, limit: int) -> np.ndarray:
+  """Indices of at most `limit` rows, evenly spread."""
+  count = min(rows, limit)
+  return np.arange(count) * rows // count
+
+
+def _abs_cosines(w: jax.Array, limit: int) -> tuple[jax.Array, jax.Array]:
+  """|cosine| of the neurons taken [n, n], and how many are not zero."""
+  w = w[_rows(len(w), limit)].astype(jnp.float32)
+  size = jnp.max(jnp.abs(w), axis=1, keepdims=True)
+  w = w / _nonzero(size)
+  w = w / _nonzero(jnp.linalg.norm(w, axis=1, keepdims=True))
+  return jnp.abs(_dot(w, w.T)), jnp.sum(size != 0).astype(jnp.float32)
+
+
+def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
+  # The default would be TF32 or bfloat16 on accelerators.
+  return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+
+
+def _unit(v: jax.Array) -> jax.Array:
+  return v / _nonzero(jnp.linalg.norm(v))
+
+
+def _nonzero(x: jax.Array) -> jax.Array:
+  """x to divide by: 1 in place of 0, where the numerator is 0 too."""
+  return jnp.where(x == 0, 1.0, x)
+
+
+def _nonzero_np(x: np.ndarray) -> np.ndarray:
+  return np.where(x == 0, 1.0, x)
