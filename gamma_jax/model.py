@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax.core import meta
 
-from gamma_jax import attention, init_rules, layers, mlp
+from gamma_jax import attention, init_rules, layers, mlp, moe
 from gamma_jax.config import ModelConfig
 
 PROBE = 'probe'  # collection of diagnostics; empty unless asked for
@@ -31,7 +31,7 @@ def _mean_square(x: jax.Array) -> jax.Array:
 
 
 class Block(nn.Module):
-  """x += attention(norm(x)); x += mlp(norm(x)).
+  """x += attention(norm(x)); x += mlp(norm(x)), or experts for the mlp.
 
   Attributes:
     config: model shape and numerics.
@@ -43,7 +43,7 @@ class Block(nn.Module):
 
   @nn.compact
   def __call__(self, x, segment_ids, positions, norm_eps):
-    """Scan body: carry x [B, T, D] -> (x, None)."""
+    """Scan body: carry x [B, T, D] -> (x, RouterStats or None)."""
     c = self.config
     norm = dict(width=c.D, param_dtype=c.param_dtype)
     u = layers.RMSNorm(**norm, name='attn_norm')(x, norm_eps)
@@ -52,8 +52,12 @@ class Block(nn.Module):
     )
     x = self._add('attn', x, branch)
     u = layers.RMSNorm(**norm, name='mlp_norm')(x, norm_eps)
-    branch = mlp.Mlp(c, self.rule, name='mlp')(u)
-    return self._add('mlp', x, branch), None
+    stats = None
+    if c.moe.experts:
+      branch, stats = moe.Moe(c, self.rule, name='moe')(u, segment_ids > 0)
+    else:
+      branch = mlp.Mlp(c, self.rule, name='mlp')(u)
+    return self._add('mlp', x, branch), stats
 
   def _add(self, name: str, x: jax.Array, branch: jax.Array) -> jax.Array:
     if self.is_mutable_collection(PROBE):
@@ -116,14 +120,18 @@ class Transformer(nn.Module):
       )
     stack = nn.scan(
       block,
-      variable_axes={'params': 0, PROBE: 0},
+      variable_axes={'params': 0, moe.STATE: 0, PROBE: 0},
       split_rngs={'params': True},
       in_axes=(nn.broadcast, nn.broadcast, nn.broadcast),
       length=c.L,
       unroll=1 if c.scan else c.L,
       metadata_params={meta.PARTITION_NAME: 'layers'},
     )
-    x, _ = stack(c, self.rule, name='blocks')(x, segment_ids, positions, eps)
+    x, stats = stack(c, self.rule, name='blocks')(
+      x, segment_ids, positions, eps
+    )
+    if stats is not None:
+      self.sow(moe.STATS, 'layers', stats, reduce_fn=_last)
     if self.is_mutable_collection(PROBE):
       self.sow(PROBE, 'final_stream_ms', _mean_square(x), reduce_fn=_last)
     x = layers.RMSNorm(c.D, param_dtype=c.param_dtype, name='final_norm')(
