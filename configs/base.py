@@ -19,6 +19,7 @@ def get_config(arg=None):
   config.seed = 0  # of the draws, the data order and nothing else
   config.size = ''  # label of a size rung; names the cell, changes nothing
   config.platform = ''  # cpu | gpu | tpu; '' takes what JAX finds
+  config.compile_cache = '~/.cache/gamma_jax/xla'  # '' compiles anew each time
   config.model = _model()
   config.init = _init()
   config.opt = _opt()
@@ -46,6 +47,7 @@ def get_config(arg=None):
   log.tensorboard = False  # also write TensorBoard files
 
   config.sweep = sweep = config_dict.ConfigDict()
+  sweep.population = 'auto'  # cells in one program: auto | off | map | vmap
   sweep.fail_fast = False  # stop a grid at its first failed cell
   return config
 

@@ -141,7 +141,8 @@ def load_params(directory: pathlib.Path, step: int | None = None):
     step: None takes the newest complete one.
 
   Returns:
-    (step, nested dict of arrays).
+    (step, nested dict of arrays); of a population trained with 'map', a list
+    of such dicts.
 
   Raises:
     FileNotFoundError: no complete checkpoint there.
@@ -156,4 +157,6 @@ def load_params(directory: pathlib.Path, step: int | None = None):
   step = steps[-1] if step is None else step
   with ocp.StandardCheckpointer() as reader:
     state = reader.restore(directory / str(step) / 'state')
+  if isinstance(state, list):  # a population, one state a member
+    return step, [member['params'] for member in state]
   return step, state['params']

@@ -162,6 +162,7 @@ class LogConfig:
 class SweepConfig:
   """How a grid is run."""
 
+  population: str = 'auto'  # auto | off | map | vmap: cells in one program
   fail_fast: bool = False
 
 
@@ -172,6 +173,7 @@ class Config:
   seed: int = 0
   size: str = ''  # label of a size rung; names the cell, changes nothing
   platform: str = ''  # cpu | gpu | tpu; '' takes what JAX finds
+  compile_cache: str = '~/.cache/gamma_jax/xla'  # '' compiles anew each time
   model: ModelConfig = ModelConfig()
   init: InitConfig = InitConfig()
   opt: OptConfig = OptConfig()

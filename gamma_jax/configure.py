@@ -26,12 +26,22 @@ from gamma_jax.errors import ConfigError
 # options of init, only the small program that draws the parameters.
 TRACED = ('seed', 'init', 'model.norm_eps', 'opt.lr', 'opt.weight_decay')
 # Shape no program.
-LABELS = ('size', 'platform', 'data', 'checkpoint', 'eval', 'log', 'sweep')
+LABELS = (
+  'size',
+  'platform',
+  'compile_cache',
+  'data',
+  'checkpoint',
+  'eval',
+  'log',
+  'sweep',
+)
 # Where and how a run is kept, not what it computes. The mesh is here because a
 # run may go on with other devices; data.workers is not: it changes the order.
 UNHASHED = (
   'size',
   'platform',
+  'compile_cache',
   'mesh',
   'log',
   'checkpoint',

@@ -30,6 +30,7 @@ CHOICES = {
   ),
   'init.distribution': ('normal', 'truncated_normal'),
   'init.down_fan_in': ('hidden', 'model'),
+  'sweep.population': ('auto', 'off', 'map', 'vmap'),
   'opt.schedule': ('cosine', 'wsd', 'constant'),
 }
 
@@ -64,7 +65,7 @@ _MESH = Interval('at least 1, or -1 for what is left', -1)
 RANGES = {
   'seed': _SEED,
   **{f'model.{letter}': _COUNT for letter in 'DFLNKHV'},
-  'model.norm_eps': _MAYBE,
+  'model.norm_eps': _ABOVE,  # at 0 a row of zeros would give NaN
   'model.rope_theta': _ABOVE,
   'model.attention_block': _COUNT,
   'model.moe.experts': _MAYBE,

@@ -45,7 +45,11 @@ def _run(command: command_line.Command) -> int:
   selected = sweep.select(command.cells, command.only)
   from gamma_jax import platforms
 
-  print(platforms.choose(command.cells[0].config.platform), flush=True)
+  first = command.cells[0].config
+  platforms.cache_compiles(first.compile_cache)
+  if first.sweep.population != 'off' and len(command.cells) > 1:
+    platforms.split_cpu()
+  print(platforms.choose(first.platform), flush=True)
   if command.mode == 'plan':
     from gamma_jax import plan
 
@@ -55,14 +59,17 @@ def _run(command: command_line.Command) -> int:
 
 
 def _train(command: command_line.Command) -> int:
-  import jax
-
-  from gamma_jax import configure, report, trainer
+  from gamma_jax import configure, grouping, report, sharding, trainer
 
   for cell in command.cells:
-    configure.check_devices(cell.config, jax.device_count())
+    devices = sharding.devices_for(cell.config.mesh)
+    configure.check_devices(cell.config, len(devices))
   code = sweep.run_sweep(
-    command.cells, command.workdir, trainer.train, command.only
+    command.cells,
+    command.workdir,
+    trainer.train,
+    command.only,
+    grouping.Populations(command.workdir),
   )
   if code in (0, sweep.SOME_FAILED):
     report.write_report(command.workdir)

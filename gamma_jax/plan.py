@@ -35,6 +35,15 @@ def device_memory() -> int:
   raise ConfigError(f'{device} does not tell its memory limit')
 
 
+def total_memory() -> int:
+  """Like `device_memory`, but of the whole machine on CPU: the same number in
+  every call, so that what is decided by it does not change on a restart."""
+  if jax.local_devices()[0].platform != 'cpu':
+    return device_memory()
+  total = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+  return total // jax.local_device_count()
+
+
 def _available() -> int:
   # Page cache counts as used in SC_AVPHYS_PAGES but is given back on demand.
   try:

@@ -2,7 +2,43 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from gamma_jax.errors import ConfigError
+
+
+def cache_compiles(folder: str) -> None:
+  """Keeps compiled programs in `folder` for the next process; '' does not.
+
+  An environment that names a cache of its own is left alone.
+  """
+  import jax
+
+  if not folder or os.environ.get('JAX_COMPILATION_CACHE_DIR'):
+    return
+  path = str(Path(folder).expanduser())
+  jax.config.update('jax_compilation_cache_dir', path)
+  # JAX's own thresholds would skip the small programs that most cells are.
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
+  jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
+
+
+def split_cpu(count: int | None = None) -> None:
+  """Makes the CPU `count` devices (None: one a core) for a population.
+
+  Must come before the first use of JAX; after it, or if XLA_FLAGS already
+  says how many, nothing changes.
+  """
+  import jax
+
+  if 'xla_force_host_platform_device_count' in os.environ.get('XLA_FLAGS', ''):
+    return
+  count = count or len(os.sched_getaffinity(0))
+  try:
+    jax.config.update('jax_num_cpu_devices', count)
+  except RuntimeError:  # a backend is up already: a notebook, say
+    pass
 
 
 def choose(platform: str) -> str:

@@ -1,20 +1,17 @@
-"""Engines that train one cell, or many cells of one shape in one program.
+"""Engines that train one cell, or many cells of one shape side by side.
 
 Cells that differ only in traced numbers (seed, init, norm eps, learning rate,
-weight decay) share one compiled step. On CPU the members are spread over
-virtual devices with shard_map and run one after the other inside (`map`),
-which is bitwise equal to running each alone; `vmap` batches them, which suits
-an accelerator and small models but changes the last bits.
+weight decay) share one compiled step, one process and one reading of the data.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from gamma_jax import program as program_lib
@@ -83,119 +80,165 @@ class Single:
     return state.params
 
 
-class Members(NamedTuple):
-  """State of a population; every leaf has a leading member axis P.
+class Spread:
+  """P members, each on one of the devices; member i on device i mod n.
 
-  A member whose loss or gradient stops being finite is no longer `alive`: it
-  keeps its last good state and the others go on.
-  """
-
-  state: train_step.TrainState
-  alive: jax.Array  # bool [P]
-
-
-class Population:
-  """P members in one program, spread over the `pop` axis of a mesh.
+  All run the one traced step, compiled once a device, so a member is bitwise
+  equal to a single run by construction. (One program with shard_map and
+  lax.map is not: inside a loop XLA fuses differently, in the last bit.)
+  Steps of members on different devices overlap, as dispatch is asynchronous.
 
   Args:
     configs: the members; one shape (equal configure.program_key).
+    program: the same shape on the first device.
     streams: index of the data stream of each member.
-    method: 'map' or 'vmap'.
-    devices: None takes all.
+    devices: None takes all; on CPU no more virtual ones than there are cores.
   """
 
-  def __init__(
-    self,
-    configs: Sequence[Config],
-    program: program_lib.Program,
-    streams: Sequence[int],
-    method: str,
-    devices: Sequence[jax.Device] | None = None,
-  ):
-    devices = jax.devices() if devices is None else devices
-    self.program = program
-    self._size = len(configs)
+  def __init__(self, configs, program, streams, devices=None):
+    if devices is None:
+      devices = jax.devices()
+      if devices[0].platform == 'cpu':
+        devices = devices[: os.cpu_count()]
+    self.program, self._configs, self._streams = program, configs, streams
+    self._devices = [devices[i % len(devices)] for i in range(len(configs))]
+    self._hypers = [
+      jax.device_put(train_step.hyper(c), d)
+      for c, d in zip(configs, self._devices, strict=True)
+    ]
+    self._step, self._nll = _compiled(program.config)
+    self.abstract_state = tuple(
+      jax.tree.map(_on(d), program.abstract_state) for d in self._devices
+    )
+
+  def init(self) -> tuple[train_step.TrainState, ...]:
+    """Draws every member with its own rule."""
+    return tuple(
+      jax.device_put(self.program.init(c), d)
+      for c, d in zip(self._configs, self._devices, strict=True)
+    )
+
+  def step(self, state, batches):
+    """One update of every member that is alive."""
+    # One transfer a device, not one a member.
+    there = {
+      (s, d): jax.device_put(batches[s], d)
+      for s, d in zip(self._streams, self._devices, strict=True)
+    }
+    results = [
+      self._step(one, h, there[s, d])
+      for one, h, s, d in zip(
+        state, self._hypers, self._streams, self._devices, strict=True
+      )
+    ]
+    states, outs = zip(*results, strict=True)
+    return states, {k: [out[k] for out in outs] for k in outs[0]}
+
+  def nll(self, state, batch):
+    """NLL [P, B, T]."""
+    out = [
+      self._nll(one.params, h, jax.device_put(batch, d), one.moe_state)
+      for one, h, d in zip(state, self._hypers, self._devices, strict=True)
+    ]
+    return np.stack(jax.device_get(out))
+
+  def params(self, state, member):
+    """Parameters of one member on the program's devices."""
+    where = jax.tree.map(
+      lambda x: x.sharding, self.program.abstract_state.params
+    )
+    return jax.device_put(state[member].params, where)
+
+
+class Batched:
+  """P members as one batched program over the `pop` axis of a mesh (vmap).
+
+  Suits accelerators and small models. Not bitwise equal to single runs: the
+  batched products round differently, so trajectories part in the last bits.
+
+  Args: as Spread.
+  """
+
+  def __init__(self, configs, program, streams, devices=None):
+    devices = (jax.devices() if devices is None else devices)[: len(configs)]
+    self.program, self._size = program, len(configs)
     # Whole rows of members per device; what is added is dropped on reading.
     extra = -len(configs) % len(devices)
     self._configs = [*configs, *[configs[-1]] * extra]
-    self._mesh = sharding.population_mesh(devices)
-    self._where = jax.NamedSharding(self._mesh, jax.P('pop'))
+    mesh = sharding.population_mesh(devices)
+    self._where = jax.NamedSharding(mesh, jax.P('pop'))
     hypers = [train_step.hyper(c) for c in self._configs]
     stacked = jax.tree.map(lambda *x: np.stack(x), *hypers)
     self._hyper = jax.device_put(stacked, self._where)
     stream = np.array([*streams, *[streams[-1]] * extra], np.int32)
     self._stream = jax.device_put(stream, self._where)
-    self._step, self._nll = _compiled(program.config, self._mesh, method)
-    one = program.abstract_state
-    self.abstract_state = Members(
-      jax.tree.map(self._abstract, one),
-      self._abstract(jax.ShapeDtypeStruct((), jnp.bool_)),
+    self._step, self._nll = _batched(program.config, mesh)
+    self.abstract_state = jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(
+        (len(self._configs), *x.shape), x.dtype, sharding=self._where
+      ),
+      program.abstract_state,
     )
 
-  def _abstract(self, x):
-    shape = (len(self._configs), *x.shape)
-    return jax.ShapeDtypeStruct(shape, x.dtype, sharding=self._where)
-
-  def init(self) -> Members:
-    """Draws every member with its own rule, as a single run would."""
+  def init(self) -> train_step.TrainState:
+    """Draws every member with its own rule, stacked on axis 0."""
     drawn = [jax.device_get(self.program.init(c)) for c in self._configs]
-    state = jax.tree.map(lambda *x: np.stack(x), *drawn)
-    alive = np.ones(len(drawn), np.bool_)
-    return jax.device_put(Members(state, alive), self._where)
+    stacked = jax.tree.map(lambda *x: np.stack(x), *drawn)
+    return jax.device_put(stacked, self._where)
 
-  def step(self, state: Members, batches: Sequence[Batch]):
+  def step(self, state, batches):
     """One update of every member that is alive."""
     stacked = {k: np.stack([b[k] for b in batches]) for k in batches[0]}
     state, out = self._step(state, self._hyper, self._stream, stacked)
     return state, {k: v[: self._size] for k, v in out.items()}
 
-  def nll(self, state: Members, batch: Batch) -> np.ndarray:
+  def nll(self, state, batch):
     """NLL [P, B, T]."""
     return np.asarray(self._nll(state, self._hyper, batch))[: self._size]
 
-  def params(self, state: Members, member: int):
+  def params(self, state, member):
     """Parameters of one member on the program's devices."""
-    one = jax.tree.map(lambda x: np.asarray(x[member]), state.state.params)
+    one = jax.tree.map(lambda x: np.asarray(x[member]), state.params)
     where = jax.tree.map(
       lambda x: x.sharding, self.program.abstract_state.params
     )
     return jax.device_put(one, where)
 
 
-def _each(method: str, fn):
-  """Applies `fn` to every member along axis 0."""
-  if method == 'vmap':
-    return jax.vmap(fn)
-  return lambda *args: jax.lax.map(lambda xs: fn(*xs), args)
-
-
-def _member_step(config, role_of, batches, members, h, stream):
-  batch = jax.tree.map(lambda x: x[stream], batches)
-  new, out = train_step.train_step(config, role_of, members.state, h, batch)
-  finite = jnp.isfinite(out['train/loss']) & jnp.isfinite(out['opt/grad_norm'])
-  alive = members.alive & finite
-  state = jax.tree.map(lambda a, b: jnp.where(alive, a, b), new, members.state)
-  return Members(state, alive), out
-
-
-def _member_nll(config, batch, members, h):
-  state = members.state
-  return train_step.eval_step(config, state.params, h, batch, state.moe_state)
+def _on(device: jax.Device):
+  where = jax.sharding.SingleDeviceSharding(device)
+  return lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
 
 
 @functools.lru_cache(maxsize=8)
-def _compiled(config: Config, mesh: jax.sharding.Mesh, method: str):
+def _compiled(config: Config):
+  """(step, nll) of one member; run where their arguments lie."""
+  role_of = train_step.roles(config)
+  step = functools.partial(train_step.train_step, config, role_of)
+  nll = functools.partial(train_step.eval_step, config)
+  return jax.jit(step, donate_argnums=0), jax.jit(nll)
+
+
+@functools.lru_cache(maxsize=8)
+def _batched(config: Config, mesh: jax.sharding.Mesh):
   """(step, nll) of any population of this shape on this mesh."""
   role_of = train_step.roles(config)
-  pop, all_ = jax.P('pop'), jax.P()
+  pop, everywhere = jax.P('pop'), jax.P()
 
-  def step(members, h, stream, batches):
-    one = functools.partial(_member_step, config, role_of, batches)
-    return _each(method, one)(members, h, stream)
+  def step(state, h, stream, batches):
+    def one(state, h, stream):
+      batch = jax.tree.map(lambda x: x[stream], batches)
+      return train_step.train_step(config, role_of, state, h, batch)
 
-  def nll(members, h, batch):
-    one = functools.partial(_member_nll, config, batch)
-    return _each(method, one)(members, h)
+    return jax.vmap(one)(state, h, stream)
+
+  def nll(state, h, batch):
+    def one(state, h):
+      return train_step.eval_step(
+        config, state.params, h, batch, state.moe_state
+      )
+
+    return jax.vmap(one)(state, h)
 
   def spread(fn, in_specs):
     return jax.shard_map(
@@ -203,6 +246,6 @@ def _compiled(config: Config, mesh: jax.sharding.Mesh, method: str):
     )
 
   return (
-    jax.jit(spread(step, (pop, pop, pop, all_)), donate_argnums=0),
-    jax.jit(spread(nll, (pop, pop, all_))),
+    jax.jit(spread(step, (pop, pop, pop, everywhere)), donate_argnums=0),
+    jax.jit(spread(nll, (pop, pop, everywhere))),
   )

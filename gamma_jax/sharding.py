@@ -71,6 +71,18 @@ def make_mesh(
   )
 
 
+def devices_for(config: MeshConfig) -> tuple[jax.Device, ...]:
+  """Devices of a run: all, but on CPU one unless the mesh asks for more.
+
+  XLA already spreads one CPU device over all cores, and a result must not
+  depend on how many virtual devices a population was given.
+  """
+  devices = tuple(jax.devices())
+  if devices[0].platform == 'cpu' and config == MeshConfig():
+    return devices[:1]
+  return devices
+
+
 def population_mesh(devices: Sequence[jax.Device]) -> Mesh:
   """All devices on one axis, over which members of a population lie."""
   return jax.make_mesh(

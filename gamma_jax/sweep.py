@@ -21,7 +21,7 @@ import re
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gamma_jax import configure, files
 from gamma_jax.config import Config
@@ -31,6 +31,18 @@ SOME_FAILED = 4  # exit code
 LONGEST_ID = 200  # file systems allow 255 bytes; temporary files need a few
 # One process has one platform and one way to run its grid.
 _OF_THE_GRID = ('platform', 'sweep.')
+
+
+class Groups(Protocol):
+  """Decides which cells train together, and trains them."""
+
+  def split(
+    self, cells: Sequence[Cell], todo: Sequence[Cell]
+  ) -> list[list[Cell]]:
+    """The cells to run, in order, in groups."""
+
+  def train(self, group: Sequence[Cell]) -> list[Exception | None]:
+    """Trains a group of several; for every cell None or why it failed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +114,7 @@ def run_sweep(
   workdir: str | os.PathLike,
   train_fn: Callable[[Config, Path], Any],
   only: str = '',
+  together: Groups | None = None,
 ) -> int:
   """Runs what is not done yet; a failure stays with its cell.
 
@@ -111,6 +124,7 @@ def run_sweep(
     train_fn: (config, folder of the cell) -> anything; it leaves results.json
       with status done.
     only: runs the cells whose id contains this.
+    together: decides which cells train in one program; None: each alone.
 
   Returns:
     Exit code: 0 all done; 2 nothing but bad input; 3 preempted; 4 some cells
@@ -132,19 +146,23 @@ def run_sweep(
     done = len(selected) - len(todo)
     logging.info('%d of %d cells are done already', done, len(selected))
   failures: list[Exception] = []
-  for number, cell in enumerate(todo, 1):
-    logging.info('cell %d of %d: %s', number, len(todo), cell.id)
+  number = 0
+  for group in together.split(cells, todo) if together else [[c] for c in todo]:
+    number += sum(cell in todo for cell in group)
+    name = group[0].id if len(group) == 1 else f'{len(group)} cells together'
+    logging.info('cell %d of %d: %s', number, len(todo), name)
     try:
-      _run_cell(cell, workdir / cell.id, train_fn)
+      errors = _run_group(group, workdir, train_fn, together)
     except Preempted as stop:
-      logging.warning('%s: %s', cell.id, stop)
+      logging.warning('%s: %s', name, stop)
       return stop.exit_code
-    except Exception as error:  # whatever it is, the other cells can go on
-      _report_failure(cell, workdir / cell.id, error)
-      # Without its frames, which hold the arrays of the failed cell.
-      failures.append(error.with_traceback(None))
-      if cell.config.sweep.fail_fast:
-        break
+    for cell, error in zip(group, errors, strict=True):
+      if error is not None:
+        _report_failure(cell, workdir / cell.id, error)
+        # Without its frames, which hold the arrays of the failed cell.
+        failures.append(error.with_traceback(None))
+    if failures and group[0].config.sweep.fail_fast:
+      break
   if not failures:
     return 0
   if len(failures) == len(todo) and all(
@@ -267,11 +285,29 @@ def _index(cells: Sequence[Cell], workdir: Path) -> dict[str, Any]:
   return {'cells': rows}
 
 
-def _run_cell(cell: Cell, folder: Path, train_fn) -> None:
-  # First of all, so that a folder with anything in it says whose it is.
-  files.write_json(folder / 'config.json', configure.to_dict(cell.config))
-  train_fn(cell.config, folder)
-  (folder / 'error.txt').unlink(missing_ok=True)
+def _run_group(
+  group: Sequence[Cell], workdir: Path, train_fn, together: Groups | None
+) -> list[Exception | None]:
+  """For every cell None, or why it failed. Lets Preempted through."""
+  for cell in group:
+    # First of all, so that a folder with anything in it says whose it is.
+    path = workdir / cell.id / 'config.json'
+    files.write_json(path, configure.to_dict(cell.config))
+  errors: list[Exception | None]
+  try:
+    if len(group) > 1:
+      errors = together.train(group)
+    else:
+      train_fn(group[0].config, workdir / group[0].id)
+      errors = [None]
+  except Preempted:
+    raise
+  except Exception as error:  # whatever it is, the other cells can go on
+    errors = [error] * len(group)
+  for cell, error in zip(group, errors, strict=True):
+    if error is None:
+      (workdir / cell.id / 'error.txt').unlink(missing_ok=True)
+  return errors
 
 
 def _report_failure(cell: Cell, folder: Path, error: Exception) -> None:
@@ -282,7 +318,8 @@ def _report_failure(cell: Cell, folder: Path, error: Exception) -> None:
   logging.error('error: %s: %s', cell.id, text)
   # A full disk may be the very failure that is reported.
   with contextlib.suppress(OSError):
-    files.write_text(folder / 'error.txt', traceback.format_exc())
+    text = ''.join(traceback.format_exception(error))
+    files.write_text(folder / 'error.txt', text)
 
 
 def _visible(folder: Path) -> list[str]:

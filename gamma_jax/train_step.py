@@ -40,9 +40,14 @@ class Hyper(NamedTuple):
 
 
 class TrainState(struct.PyTreeNode):
-  """What a checkpoint holds of the model."""
+  """What a checkpoint holds of the model.
+
+  Once a loss or gradient is not finite, `alive` is False and nothing moves any
+  more: the last good state is what is left, here and in a population.
+  """
 
   step: jax.Array  # int32, completed updates
+  alive: jax.Array  # bool
   params: dict
   opt_state: tuple
   moe_state: dict  # balancing biases; empty without
@@ -84,7 +89,11 @@ def init_boxed_state(config: Config, h: Hyper) -> TrainState:
   opt = _optimizer(config, h)
   opt_state = opt.init(optim.to_float32(params))
   return TrainState(
-    jnp.int32(0), params, opt_state, moe.initial_state(config.model)
+    step=jnp.int32(0),
+    alive=jnp.bool_(True),
+    params=params,
+    opt_state=opt_state,
+    moe_state=moe.initial_state(config.model),
   )
 
 
@@ -217,7 +226,12 @@ def train_step(config: Config, role_of, state: TrainState, h: Hyper, batch):
   if sums.moe is not None:
     out |= moe.metrics(sums.moe, tokens)
     moe_state = moe.next_state(config.model.moe, moe_state, sums.moe)
-  return TrainState(state.step + 1, new, opt_state, moe_state), out
+  finite = jnp.isfinite(out['train/loss']) & jnp.isfinite(out['opt/grad_norm'])
+  alive = state.alive & finite
+  next_state = TrainState(state.step + 1, alive, new, opt_state, moe_state)
+  return jax.tree.map(
+    functools.partial(jnp.where, alive), next_state, state.replace(alive=alive)
+  ), out
 
 
 def eval_step(config: Config, params, h: Hyper, batch, moe_state) -> jax.Array:

@@ -30,6 +30,7 @@ from gamma_jax import (
   population,
   progress,
   provenance,
+  sharding,
   streams,
 )
 from gamma_jax import program as program_lib
@@ -202,10 +203,12 @@ def _tokenizer(config: Config) -> tokenizer.Tokenizer:
 def _engine(configs, member_streams, method) -> population.Engine:
   key = configure.program_key(configs[0])
   if method == 'single':
-    return population.Single(configs[0], program_lib.build(key))
+    devices = sharding.devices_for(key.mesh)
+    return population.Single(configs[0], program_lib.build(key, devices))
   # The program of one member alone draws it and reports on it.
   one = program_lib.build(key, (jax.devices()[0],))
-  return population.Population(configs, one, member_streams, method)
+  make = population.Spread if method == 'map' else population.Batched
+  return make(configs, one, member_streams)
 
 
 def _loop(run: Run, bar: progress.Progress, preemption: _Preemption) -> None:
@@ -241,7 +244,7 @@ def train(config: Config, cell: pathlib.Path) -> dict:
     Preempted: SIGTERM came and the state was saved.
     NonFiniteLoss: names the step; nothing after the last checkpoint is kept.
   """
-  configure.check_devices(config, jax.device_count())
+  configure.check_devices(config, len(sharding.devices_for(config.mesh)))
   plan.check_fits(config)
   (result,) = train_together([config], [cell], cell, 'single')
   if isinstance(result, Exception):
@@ -308,6 +311,8 @@ def _train(configs, cells, folder, method, preemption):
     'steps_timed': run.step - resumed_at,
     'members': len(cells),
   }
+  # A kill between two of these leaves a group partly done; the next call
+  # comes back here and writes what is missing.
   return [
     member.failure or member.finish(metrics, timing)
     for member, metrics in zip(run.members, heldout, strict=True)
