@@ -5,6 +5,9 @@ import setuptools
 REPORT = ['matplotlib>=3.11']
 TB = ['tensorboardX>=2.6.5']
 TOKENIZER = ['rustbpe>=0.1.0']  # trains tokenizers; reading one needs none
+# Models that we did not write, for the worked examples of audit and reinit.
+# recurrentgemma pins older numpy and absl, so it is tested in its own venv.
+EXAMPLES = ['mamba2-jax>=1.1.2', 'transformers>=4.57.6,<5']
 DEV = [
   'hypothesis>=6.170',
   'pytest>=9.2',
@@ -23,14 +26,14 @@ setuptools.setup(
   ),
   package_data={'gamma_jax': ['data/sample/*']},
   install_requires=[
-    'absl-py>=2.5',
+    'absl-py>=1.4',
     'array_record>=0.8.6',
     'flax>=0.12.8',
     'grain>=0.2.18',
     'importlib_resources>=7.1',  # tensorflow-datasets imports it, undeclared
     'jax>=0.10.2',
     'ml_collections>=1.1',
-    'numpy>=2.4',
+    'numpy>=2.3',
     'optax>=0.2.8',
     'orbax-checkpoint>=0.12.8',
     'rich>=15.0',
@@ -42,6 +45,7 @@ setuptools.setup(
     'report': REPORT,
     'tb': TB,
     'tokenizer': TOKENIZER,
-    'dev': [*DEV, *REPORT, *TB, *TOKENIZER],
+    'examples': [*EXAMPLES, 'recurrentgemma>=1.0.1'],
+    'dev': [*DEV, *REPORT, *TB, *TOKENIZER, *EXAMPLES],
   },
 )

@@ -163,11 +163,14 @@ def run_sweep(
         failures.append(error.with_traceback(None))
     if failures and group[0].config.sweep.fail_fast:
       break
+  return _exit_code(failures, len(todo))
+
+
+def _exit_code(failures: Sequence[Exception], cells: int) -> int:
   if not failures:
     return 0
-  if len(failures) == len(todo) and all(
-    isinstance(error, ConfigError) for error in failures
-  ):
+  bad_input = all(isinstance(error, ConfigError) for error in failures)
+  if bad_input and len(failures) == cells:
     return ConfigError.exit_code
   return SOME_FAILED
 

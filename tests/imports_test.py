@@ -36,8 +36,19 @@ LOW = (
   'train_step',
 )
 LOOP = {'trainer', 'sweep', 'report', 'main'}
-NO_FLAX = ('shapes', 'initializers')
-NO_JAX = ('config', 'errors', 'files', 'metric_writer', 'report', 'results')
+NO_FLAX = ('audit_tree', 'initializers', 'redraw', 'shapes', 'tree_rules')
+NO_JAX = (
+  'command_line',
+  'config',
+  'configure',
+  'errors',
+  'files',
+  'limits',
+  'metric_writer',
+  'report',
+  'results',
+  'sweep',
+)
 
 
 def sources(*folders):
