@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from ml_collections import config_dict
 
-from configs import base, common, sizes, sweep_1p5b, sweep_tiny
-from gamma_jax import configure, init_rules, model, sweep
+from configs import base, common, sizes, sweep_1p5b, sweep_ladder, sweep_tiny
+from gamma_jax import configure, flops, init_rules, model, sweep
 from gamma_jax.config import Config
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-MODULES = (base, sweep_tiny, sweep_1p5b)
+MODULES = (base, sweep_tiny, sweep_ladder, sweep_1p5b)
 
 
 def leaves(config, prefix=''):
@@ -206,6 +206,17 @@ def test_tiny_grid_with_arguments():
   assert {cell.config.model.mlp for cell in cells} == {'swiglu'}
   with pytest.raises(ValueError, match='mlp=glu must be one of gelu, swiglu'):
     sweep_tiny.get_config('mlp=glu')
+
+
+def test_ladder_grid():
+  cells = expanded(sweep_ladder)
+  assert len(cells) == len({cell.id for cell in cells}) == 3 * 4 * 3
+  for name in sweep_ladder.WIDTHS:
+    rung = [c.config for c in cells if c.config.size == name]
+    # One program a size, whatever its gamma and seed.
+    assert len({configure.program_key(c) for c in rung}) == 1
+    size = flops.parameters(rung[0].model).non_embedding
+    assert re.search(rf'^  {name} +{size:,}$', sweep_ladder.__doc__, re.M)
 
 
 def test_large_grid():
