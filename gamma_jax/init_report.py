@@ -20,6 +20,7 @@ import numpy as np
 
 from gamma_jax import init_rules, init_theory, layers, model, moe, train_step
 from gamma_jax import program as program_lib
+from gamma_jax.analysis import common_random_numbers
 from gamma_jax.config import Config
 
 MEASURED, PREDICTED = 'measured', 'predicted'
@@ -82,7 +83,10 @@ class Branch:
 
 @dataclasses.dataclass(frozen=True)
 class InitReport:
-  """Everything about step 0. `source` is 'measured' or 'predicted'."""
+  """Everything about step 0. `source` is 'measured' or 'predicted'.
+
+  `draws` is the `init_fingerprint`; empty where no process has all parameters.
+  """
 
   source: str
   rule: str
@@ -95,6 +99,7 @@ class InitReport:
   loss: float
   ln_vocab: float
   adam_drowned_share: float
+  draws: Mapping[str, int]
   warnings: tuple[str, ...] = ()
 
   def raise_if_off(self) -> None:
@@ -128,6 +133,7 @@ def predicted(config: Config) -> InitReport:
     branches=branches,
     logits_std=theory.logits_std,
     loss=theory.loss,
+    draws={},
   )
 
 
@@ -175,16 +181,17 @@ def measured(
     branches=branches,
     logits_std=float(out['logits_std']),
     loss=float(out['loss']),
+    draws=_draws(params),
   )
 
 
 @functools.lru_cache(maxsize=8)
-def _compiled_probe(config: Config):
-  return jax.jit(functools.partial(_probe, config))
+def _compiled_probe(config: Config, everywhere: jax.NamedSharding):
+  return jax.jit(functools.partial(_probe, config), out_shardings=everywhere)
 
 
 def _probe_fn(program: program_lib.Program):
-  return program.in_mesh(_compiled_probe(program.config))
+  return program.in_mesh(_compiled_probe(program.config, program.everywhere))
 
 
 def _probe(config: Config, params, h: train_step.Hyper, batch):
@@ -216,6 +223,12 @@ def _probe(config: Config, params, h: train_step.Hyper, batch):
 def _by_path(tree) -> dict[str, jax.Array]:
   leaves = jax.tree_util.tree_leaves_with_path(tree)
   return {'/'.join(p.key for p in path): leaf for path, leaf in leaves}
+
+
+def _draws(params) -> dict[str, int]:
+  named = _by_path(params)
+  whole = all(value.is_fully_addressable for value in named.values())
+  return common_random_numbers.init_fingerprint(named) if whole else {}
 
 
 def _layer_stats(path: str, value: jax.Array) -> dict[str, jax.Array]:

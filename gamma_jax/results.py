@@ -1,8 +1,6 @@
 """A sweep on disk -> rows, results.csv, arms. Reads files only.
 
-An arm is what several seeds share: all overrides but the seed. Arms are
-compared as pairs, seed by seed, because one seed means the same batches and
-the same unit-normal draws in every arm.
+An arm is what several seeds share: all overrides but the seed.
 """
 
 from __future__ import annotations
@@ -43,6 +41,11 @@ class Row:
   numbers: Mapping[str, int | float]
   curve: Path
 
+  @property
+  def folder(self) -> Path:
+    """Where the files of the cell are."""
+    return self.curve.parent
+
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
@@ -67,9 +70,8 @@ class Arm:
     label: short text of what sets this arm apart.
     overrides: all overrides but the seed.
     rows: its cells, done or not.
-    values: seed -> METRIC of the finished cells, nats per token.
+    values: seed -> METRIC of the finished cells where finite, nats per token.
     loss: METRIC over seeds.
-    difference: loss minus that of the first arm, over common seeds.
   """
 
   label: str
@@ -77,7 +79,6 @@ class Arm:
   rows: Sequence[Row]
   values: Mapping[Any, float]
   loss: Interval
-  difference: Interval
 
 
 def collect(workdir: str | os.PathLike) -> list[Row]:
@@ -120,9 +121,8 @@ def summarize(rows: Sequence[Row]) -> list[Arm]:
     values = {
       row.overrides.get('seed'): float(row.numbers[METRIC])
       for row in group
-      if METRIC in row.numbers
+      if math.isfinite(row.numbers.get(METRIC, math.nan))
     }
-    first = arms[0].values if arms else values
     overrides = _arm_overrides(group[0])
     arms.append(
       Arm(
@@ -131,9 +131,6 @@ def summarize(rows: Sequence[Row]) -> list[Arm]:
         rows=group,
         values=values,
         loss=interval(list(values.values())),
-        difference=interval(
-          [v - first[s] for s, v in values.items() if s in first]
-        ),
       )
     )
   return arms

@@ -147,6 +147,16 @@ def test_a_model_that_does_not_fit_is_predicted_without_drawing():
   assert kept == pytest.approx(0.153, abs=0.001)
 
 
+def test_gamma_does_not_change_the_draws_and_the_seed_does():
+  one = measure(cell(gamma=0.5)).draws
+  assert 'blocks/attn/q/kernel [2, 128, 8, 16]' in one
+  assert measure(cell(gamma=1.0)).draws == one
+  other = measure(dataclasses.replace(cell(), seed=1)).draws
+  same = [name for name in one if one[name] == other[name]]
+  assert all('scale' in name for name in same), same  # norms are not drawn
+  assert not init_report.predicted(cell()).draws
+
+
 def test_report_round_trips_through_json_and_prints(tmp_path):
   report = init_report.predicted(cell(norm_eps=1e-3))
   files.write_json(tmp_path / 'init_report.json', report.to_dict())
