@@ -13,7 +13,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 
-from gamma_jax import configure, errors, files, results
+from gamma_jax import configure, errors, files, recorded_draws, results
 from gamma_jax.analysis import (
   common_random_numbers,
   effective_size,
@@ -135,7 +135,7 @@ def find(rows: Sequence[results.Row]) -> Findings:
   arms = results.summarize(rows)
   keys = _keys(rows)
   entries, warnings = _entries(rows, arms, keys)
-  check = check_draws(rows, keys)
+  check = recorded_draws.check(rows, keys.setting_of)
   baseline = entries[0].arm if entries else {}
   wanted = keys.arm_of(rows[0].overrides) if rows else {}
   if entries and baseline != wanted:
@@ -159,22 +159,6 @@ def find(rows: Sequence[results.Row]) -> Findings:
     sized=_sizes(entries, baseline),
     check=check,
     warnings=warnings,
-  )
-
-
-def check_draws(
-  rows: Sequence[results.Row], keys: Keys
-) -> common_random_numbers.Check:
-  """Whether the finished cells of a pair saw the same batches and draws."""
-  return common_random_numbers.check_common_random_numbers(
-    common_random_numbers.Run(
-      id=row.id,
-      pair=json_key(keys.setting_of(row.overrides)),
-      batches=_batches(row),
-      init=_init_draws(row),
-    )
-    for row in rows
-    if row.status == 'done'
   )
 
 
@@ -326,11 +310,12 @@ def _parameters(entries: Sequence[Entry]) -> dict[str, int]:
   counts: dict[str, int] = {}
   for entry in entries:
     size = entry.setting.get(SIZE)
-    count = parameters(entry.cells.rows[0])
+    counted = (parameters(row) for row in entry.cells.rows)
+    count = next((n for n in counted if n is not None), None)
     if count is None:
       raise errors.ConfigError(
-        f'{entry.cells.rows[0].id}: no readable config.json to count the '
-        'parameters of'
+        f'no cell of {words(entry.cells.overrides)} has a readable '
+        'config.json to count the parameters of'
       )
     if counts.setdefault(size, count) != count:
       raise errors.ConfigError(
@@ -347,14 +332,3 @@ def _but_size(setting: Overrides) -> dict:
 def _unfinished(rows: Sequence[results.Row]) -> list[str]:
   lines = [f'{row.id} ({row.status})' for row in rows if row.status != 'done']
   return ['Not finished: ' + '; '.join(lines) + '.'] if lines else []
-
-
-def _batches(row: results.Row) -> dict[int, int]:
-  if not row.curve.exists():
-    return {}
-  return common_random_numbers.batch_hashes(row.curve)
-
-
-def _init_draws(row: results.Row) -> dict[str, int]:
-  path = row.folder / 'init_report.json'
-  return files.read_json(path).get('draws', {}) if path.exists() else {}

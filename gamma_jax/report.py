@@ -75,6 +75,8 @@ def markdown(found: findings.Findings) -> str:
 
 
 def _markdown(table: report_tables.Table) -> str:
-  rule = ['---' if i < table.left else '---:' for i in range(len(table.header))]
+  rule = [
+    '---' if i in table.words else '---:' for i in range(len(table.header))
+  ]
   lines = [table.header, rule, *table.body]
   return ''.join('| ' + ' | '.join(line) + ' |\n' for line in lines)

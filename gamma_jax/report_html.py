@@ -15,7 +15,7 @@ from gamma_jax.analysis.paired import words
 from gamma_jax.report_tables import Table
 
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 68rem;
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 76rem;
   margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.6rem; margin-bottom: .2rem; }
 h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem;
@@ -135,7 +135,6 @@ def _results(found: findings.Findings, figures: Mapping[str, str]) -> list[str]:
           f'column: pairs for a t interval of ± {findings.HALF_WIDTH:g} nats, '
           'if the spread is what these seeds show.'
         ),
-        *(_p(text + '.') for c in found.compared for text in c.unpaired),
       )
     )
   parts.append(
@@ -144,9 +143,21 @@ def _results(found: findings.Findings, figures: Mapping[str, str]) -> list[str]:
       *sizes,
       _table(report_tables.sized(found)) if found.sized else '',
       *(_p(note) for note in report_tables.size_notes(found)),
+      _left_out(found),
     )
   )
   return parts + ([_section('Over the steps', *paths)] if paths else [])
+
+
+def _left_out(found: findings.Findings) -> str:
+  lines = report_tables.left_out(found)
+  if not lines:
+    return ''
+  items = ''.join(f'<li>{html.escape(line)}</li>\n' for line in lines)
+  return (
+    f'<details><summary>Cells left out of pairs and fits ({len(lines)})'
+    f'</summary>\n<ul>\n{items}</ul></details>\n'
+  )
 
 
 def _pictures(pictures: Sequence[Picture], folder: Path) -> dict[str, str]:
@@ -182,7 +193,7 @@ def _cells(found: findings.Findings) -> str:
       f'<td class="words">{links}</td></tr>\n'
     )
   header = ['cell', 'status', 'steps', 'held-out loss', 'files']
-  return _raw_table(header, ''.join(lines), {0, 1, 4})
+  return _raw_table(header, ''.join(lines), (0, 1, 4))
 
 
 def _reason(row: results.Row) -> str:
@@ -252,7 +263,7 @@ def _made_with(environments, rows: Sequence[results.Row]) -> list[str]:
   )
   lines = html.escape('\n'.join(commands))
   return [
-    _table(Table(header, body, left=len(header))),
+    _table(Table(header, body, words=range(len(header)))),
     f'<details><summary>Commands</summary>\n<pre>{lines}</pre></details>\n',
   ]
 
@@ -268,7 +279,10 @@ def _environment(attempt: Mapping[str, Any]) -> dict[str, Any]:
     'git': sha,
     'devices': f'{devices.get("count", "?")} x {devices.get("kind", "?")} '
     f'({devices.get("platform", "?")})',
-    **(attempt.get('versions') or {}),
+    **{
+      name: version or 'not installed'
+      for name, version in (attempt.get('versions') or {}).items()
+    },
   }
 
 
@@ -304,16 +318,18 @@ def _table(table: Table) -> str:
   lines = []
   for line in table.body:
     cells = ''.join(
-      f'<td{_words(i < table.left)}>{html.escape(text)}</td>'
+      f'<td{_words(i in table.words)}>{html.escape(text)}</td>'
       for i, text in enumerate(line)
     )
     lines.append(f'<tr>{cells}</tr>\n')
-  return _raw_table(table.header, ''.join(lines), set(range(table.left)))
+  return _raw_table(table.header, ''.join(lines), table.words)
 
 
-def _raw_table(header: Sequence[str], body: str, left: set[int]) -> str:
+def _raw_table(
+  header: Sequence[str], body: str, words_in: Sequence[int]
+) -> str:
   cells = ''.join(
-    f'<th{_words(i in left)}>{html.escape(name)}</th>'
+    f'<th{_words(i in words_in)}>{html.escape(name)}</th>'
     for i, name in enumerate(header)
   )
   return (

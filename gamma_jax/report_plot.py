@@ -106,7 +106,7 @@ def _final(found: findings.Findings, path: Path) -> None:
   )
   labels = {axes[0]: _losses(axes[0], found, places, lines)}
   if found.compared:
-    labels[axes[1]] = _differences(axes[1], found, places)
+    _differences(axes[1], found, places)
   for ax in axes:
     long = max(len(name) for name in places.names) > 6
     ax.set_xticks(
@@ -159,7 +159,7 @@ def _once(labels: list[Label]) -> list[Label]:
   return list({text: (y, text, colour) for y, text, colour in labels}.values())
 
 
-def _differences(ax: Axes, found, places: _Places) -> list[Label]:
+def _differences(ax: Axes, found, places: _Places) -> None:
   """Paired differences; settings stand side by side, not upon each other."""
   look = looks([entry.arm for entry in found.entries])
   settings = list(
@@ -168,7 +168,6 @@ def _differences(ax: Axes, found, places: _Places) -> list[Label]:
   ax.axhline(0, color=INK, lw=0.8)
   at_zero = places.x[json_key(found.baseline)]
   ax.scatter(at_zero, 0, s=40, color=look[json_key(found.baseline)]['color'])
-  labels: list[Label] = [(0.0, f'baseline {words(found.baseline)}', INK)]
   width = 0.3 * places.gap if len(settings) > 1 else 0
   for number, setting in enumerate(settings):
     shift = width * (number / max(1, len(settings) - 1) - 0.5)
@@ -178,21 +177,20 @@ def _differences(ax: Axes, found, places: _Places) -> list[Label]:
       if c.setting == setting and c.difference.n
     ]
     points.sort(key=lambda point: point[0])
-    line = [(x + shift, d.mean) for x, d, arm in points if has_gamma(arm)]
-    if places.numeric and line:
-      if not rest(points[0][2]):
-        line = sorted([*line, (at_zero, 0.0)])
+    line = [(x, d.mean) for x, d, arm in points if has_gamma(arm)]
+    if len(settings) == 1 and places.numeric and line:
+      # Side by side the lines of several settings would cross without meaning.
       ax.plot(*zip(*line), color=PALE, lw=1.0, zorder=1)
-      if setting:
-        labels.append((line[-1][1], words(setting), PALE))
     for x, difference, arm in points:
       colour = look[json_key(arm)]['color']
       half = difference.t_interval[1] - difference.mean
       _bar(ax, x + shift, difference.mean, half, colour)
       ax.scatter(x + shift, difference.mean, s=26, color=colour, zorder=3)
   ax.set_ylabel('difference (nats per token)')
-  ax.set_title('Paired by seed, minus the baseline; lower is better')
-  return labels
+  title = f'Paired by seed, minus {words(found.baseline)}; lower is better'
+  if len(settings) > 1:
+    title += '\nLeft to right: ' + '; '.join(map(words, settings))
+  ax.set_title(title)
 
 
 def _bar(ax: Axes, x: float, y: float, half: float, colour) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from matplotlib.axes import Axes
 
 from gamma_jax import findings
 from gamma_jax.analysis.paired import json_key, words
-from gamma_jax.report_style import GREY, INK, Label, looks, panels, save
+from gamma_jax.report_style import INK, Label, file_name, looks, panels, save
 
 AXIS = 'N, non-embedding parameters'
 
@@ -27,8 +26,7 @@ def draw(found: findings.Findings, folder: Path) -> list[tuple[str, str]]:
   drawn = []
   for group in groups.values():
     where = words(group[0].setting) if group[0].setting else ''
-    slug = re.sub(r'[^A-Za-z0-9._=+-]+', '_', where)
-    name = f'size-{slug}.png' if slug else 'size.png'
+    name = file_name('size', group[0].setting)
     _draw(group, found.baseline, look, folder / name)
     drawn.append(
       (
@@ -107,10 +105,6 @@ def _multipliers(ax: Axes, group, look) -> list[Label]:
         )
     if given:
       labels.append((y[-1], words(sized.arm), style['color']))
-  ax.set_yscale('log')
-  ax.yaxis.set_major_formatter('{x:g}')
-  ax.yaxis.set_minor_formatter('{x:g}')
-  ax.tick_params(axis='y', which='minor', labelsize=7, colors=GREY)
   ax.set_ylabel("N' / N")
   ax.set_title('Effective size: 1.5 reads as 50 % larger')
   return labels

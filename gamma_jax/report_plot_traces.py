@@ -15,7 +15,14 @@ from matplotlib.axes import Axes
 
 from gamma_jax import findings, metric_writer, results
 from gamma_jax.analysis.paired import Overrides, json_key, words
-from gamma_jax.report_style import Label, looks, panels, save, step_axis
+from gamma_jax.report_style import (
+  Label,
+  file_name,
+  looks,
+  panels,
+  save,
+  step_axis,
+)
 
 LOSS = 'train/loss'
 RMS = 'rms/params'
@@ -58,14 +65,14 @@ Traces = Mapping[str, Mapping[str, Curve]]  # figure -> panel -> curve
 
 def draw(found: findings.Findings, folder: Path) -> list[tuple[str, str]]:
   """Files drawn, each with a caption."""
-  traces = [_traces(entry.cells) for entry in found.entries]
+  logged = [traces(entry.cells) for entry in found.entries]
   settings = list(
     {json_key(e.setting): e.setting for e in found.entries}.values()
   )
   look = looks([entry.arm for entry in found.entries])
   drawn = []
-  if any(LOSS in trace for trace in traces):
-    _losses(found.entries, traces, settings, look, folder / 'curves.png')
+  if any(LOSS in trace for trace in logged):
+    _losses(found.entries, logged, settings, look, folder / 'curves.png')
     drawn.append(
       (
         'curves.png',
@@ -73,12 +80,12 @@ def draw(found: findings.Findings, folder: Path) -> list[tuple[str, str]]:
         'step.',
       )
     )
-  figures = list(dict.fromkeys(name for t in traces for name in t))
+  figures = list(dict.fromkeys(name for t in logged for name in t))
   for figure in (name for name in figures if name != LOSS):
     for setting in settings:
       lines = [
         (entry.arm, trace[figure])
-        for entry, trace in zip(found.entries, traces, strict=True)
+        for entry, trace in zip(found.entries, logged, strict=True)
         if entry.setting == setting and figure in trace
       ]
       if lines:
@@ -130,8 +137,7 @@ def _panels(
     ax.set_ylabel(unit)
     ax.set_title(panel)
   where = f', {words(setting)}' if setting else ''
-  slug = re.sub(r'[^A-Za-z0-9._=+-]+', '_', words(setting)) if setting else ''
-  file = f'{stem}-{slug}.png' if slug else f'{stem}.png'
+  file = file_name(stem, setting)
   save(figure, labels, folder / file)
   return file, f'{caption}{where}: mean over layers and finished seeds.'
 
@@ -140,7 +146,7 @@ def _name(arm: Overrides) -> str:
   return words(arm) if arm else 'all'
 
 
-def _traces(arm: results.Arm) -> Traces:
+def traces(arm: results.Arm) -> Traces:
   """Means over the finished seeds, at the steps that all of them have."""
   seeds = [
     _columns(row.curve)

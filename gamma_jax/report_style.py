@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from matplotlib.backends import backend_agg
 from matplotlib.figure import Figure
 
 from gamma_jax import findings
-from gamma_jax.analysis.paired import Overrides, json_key
+from gamma_jax.analysis.paired import Overrides, json_key, words
 
 GREY = '#777777'
 PALE = '#bbbbbb'
@@ -87,6 +88,8 @@ def panels(
 ) -> tuple[Figure, list[Axes]]:
   """A figure with `count` panels, tall enough for `labels` labels in each."""
   columns = min(count, COLUMNS)
+  if columns == COLUMNS:
+    width *= 0.85  # the page shows all widths alike; keep the letters large
   lines = -(-count // columns)
   height = max(height, 1.0 + labels * LINE_POINTS * 1.2 / 72)
   figure = Figure(
@@ -109,6 +112,13 @@ def save(
     _label_right(ax, labels[ax])
   Path(path).parent.mkdir(parents=True, exist_ok=True)
   figure.savefig(path)
+
+
+def file_name(stem: str, setting: Overrides) -> str:
+  """`rms.png`, or `rms-size=0.1B.png` for one setting."""
+  if not setting:
+    return f'{stem}.png'
+  return f'{stem}-{re.sub(r"[^A-Za-z0-9._=+-]+", "_", words(setting))}.png'
 
 
 def step_axis(ax: Axes) -> None:

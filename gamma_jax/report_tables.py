@@ -14,11 +14,11 @@ BYTE = 'heldout/bits_per_byte'
 
 
 class Table(NamedTuple):
-  """Header and body; the first `left` columns are words, the rest numbers."""
+  """Header and body; columns in `words` hold words, the others numbers."""
 
   header: Sequence[str]
   body: Sequence[Sequence[str]]
-  left: int = 1
+  words: Sequence[int] = (0,)
 
 
 def arms(found: findings.Findings) -> Table:
@@ -64,7 +64,7 @@ def compared(found: findings.Findings) -> Table:
         ends(d.bootstrap_interval),
         p_value(d.p_value),
         f'{d.n}',
-        '' if item.seeds_needed is None else f'{item.seeds_needed}',
+        '' if item.seeds_needed is None else f'{item.seeds_needed}{star(d.n)}',
       ]
     )
   header = [
@@ -77,7 +77,7 @@ def compared(found: findings.Findings) -> Table:
     'pairs',
     f'seeds for ± {findings.HALF_WIDTH:g}',
   ]
-  return Table(header, body, left=2)
+  return Table(header, body, words=(0, 1))
 
 
 def sized(found: findings.Findings) -> Table:
@@ -86,32 +86,32 @@ def sized(found: findings.Findings) -> Table:
   for item in found.sized:
     name = words({**item.setting, **item.arm})
     if item.found is None:
-      body.append([name, f'refused: {item.refused}', '', '', '', ''])
+      body.append([name, 'all', '', '', '', f'refused: {item.refused}'])
       continue
     of_size = {count: size for size, count in item.parameters.items()}
     for m in item.found.multipliers:
-      what = f'{m.multiplier:.2f}{star(item.found.seeds)}'
+      note = f'refused: {m.refused}' if m.refused else ''
       if m.extrapolated:
-        what += ' (extrapolated)'
+        note = 'outside of the fitted sizes'
       body.append(
         [
           name,
-          f'refused: {m.refused}' if m.refused else '',
           f'{of_size[m.size]}',
           f'{m.size:,.0f}',
-          '' if m.refused else what,
+          '' if m.refused else f'{m.multiplier:.2f}{star(item.found.seeds)}',
           '' if m.refused else ends(m.interval, '.2f'),
+          note,
         ]
       )
   header = [
     'arm',
-    'note',
     'size',
     'N, non-embedding parameters',
     "N' / N",
     '95 % interval',
+    'note',
   ]
-  return Table(header, body, left=2)
+  return Table(header, body, words=(0, 1, 5))
 
 
 def notes(found: findings.Findings) -> list[str]:
@@ -168,13 +168,25 @@ def size_notes(found: findings.Findings) -> list[str]:
     if item.found:
       where = f' ({words(item.setting)})' if item.setting else ''
       fit = item.found.fit
-      lines.append(
-        f'Fit for {words(item.arm)}{where}: E = {fit.floor:.4f} nats, a = '
-        f'{fit.exponent:.3f}, largest residual '
-        f'{max(abs(r) for r in fit.residuals):.1e} nats.'
+      text = (
+        f'Fit on the seeds that {words(item.arm)} has too{where}: '
+        f'E = {fit.floor:.4f} nats, a = {fit.exponent:.3f}'
       )
+      if math.isfinite(fit.rms):
+        text += f', residuals {fit.rms:.1e} nats rms'
+      lines.append(text + '.')
       lines += [f'{text[0].upper()}{text[1:]}.' for text in fit.warnings]
-      lines += [f'Left out: {text}.' for text in item.left_out]
+  return list(dict.fromkeys(lines))
+
+
+def left_out(found: findings.Findings) -> list[str]:
+  """Cells that took no part in a comparison or a fit, and why."""
+  lines = [text for item in found.compared for text in item.unpaired]
+  lines += [
+    f'effective size of {words(item.arm)}: {text}'
+    for item in found.sized
+    for text in item.left_out
+  ]
   return list(dict.fromkeys(lines))
 
 
