@@ -32,7 +32,7 @@ _COLUMN = re.compile(
   r'(?P<figure>rms/params|condense/[^/]+|sink(?=/))/(?P<panel>.+)'
 )
 _LAYER = re.compile(r'(/\d+)+$')
-# A panel shows a mean over layers; a norm of all layers is no rank.
+# Figure -> file, axis, caption.
 _SAID = {
   RMS: ('rms', 'RMS of the parameters', 'Root mean square of the parameters'),
   'condense/stable_rank': ('stable_rank', 'stable rank', 'Stable rank'),
@@ -139,7 +139,8 @@ def _panels(
   where = f', {words(setting)}' if setting else ''
   file = file_name(stem, setting)
   save(figure, labels, folder / file)
-  return file, f'{caption}{where}: mean over layers and finished seeds.'
+  layers = '' if name == RMS else 'layers and '
+  return file, f'{caption}{where}: mean over {layers}finished seeds.'
 
 
 def _name(arm: Overrides) -> str:

@@ -226,9 +226,14 @@ def test_page_of_a_ladder_with_faults(tmp_path):
   fake_sweep.write_results(tmp_path / 'size=38M,gamma=0.75,seed=2', math.nan)
   for path in (tmp_path / 'size=67M,gamma=0.3,seed=0').iterdir():
     path.unlink()
+  odd = tmp_path / 'size=16M,gamma=0.3,seed=1' / 'config.json'
+  config = files.read_json(odd)
+  config['data']['source'] = 'jsonl:<i>'
+  files.write_json(odd, config)
   write(tmp_path)
   found = page(tmp_path)
   for text in (
+    'jsonl:<i>',
     '34 of 36 cells finished, 12 arms',
     'size=67M,gamma=0.3,seed=0 (missing)',
     'failed: NonFiniteLoss: <step 7>',
@@ -249,7 +254,8 @@ def test_page_of_a_ladder_with_faults(tmp_path):
   assert '>model.D</th>' in before and 'model.V' not in before
   assert '<td class="words">model.V</td>' in after
   assert '../size%3D16M%2Cgamma%3D0.3%2Cseed%3D0/init_report.txt' in found.links
-  assert '<step 7>' not in raw and '<a & b>' not in raw  # escaped
+  for text in ('<step 7>', '<a & b>', '<i>'):
+    assert text not in raw  # escaped
 
 
 def test_cells_of_different_code_are_said(sweep):
