@@ -3,8 +3,8 @@
 The only file that imports orbax. Resume order: drop what is unfinished, take
 the newest complete step, restore onto the mesh of the current program.
 
-The data iterator is stored per process (file named by process index and
-count), so a resume needs the process count of the save.
+The position of the data is one for all processes (streams.py), so a run may go
+on with another number of them. They need a common file system.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import logging
 import pathlib
 from typing import Any
 
-import grain
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
+from gamma_jax import distributed
 from gamma_jax.config import CheckpointConfig
 
 _ITEMS = ('state', 'data', 'meta')
@@ -49,7 +49,9 @@ class Checkpointer:
 
   def __init__(self, directory: pathlib.Path, config: CheckpointConfig):
     self._dir = pathlib.Path(directory).resolve()
-    self._set_aside_incomplete()
+    if distributed.leads():
+      self._set_aside_incomplete()
+    distributed.barrier('checkpoints')
     keep = [preservation_policy.LatestN(config.keep)]
     if config.keep_every:
       keep.append(preservation_policy.EveryNSteps(config.keep_every))
@@ -80,8 +82,10 @@ class Checkpointer:
         )
 
   def latest_step(self) -> int | None:
-    """Newest complete step, or None."""
-    return self._manager.latest_step()
+    """Newest complete step, or None; the same in every process."""
+    step = self._manager.latest_step()
+    step = distributed.from_leader(-1 if step is None else step)
+    return None if step < 0 else step
 
   def save(self, step: int, state: Any, iterator, meta: dict) -> None:
     """Starts an asynchronous save of one step.
@@ -93,7 +97,7 @@ class Checkpointer:
       step,
       args=ocp.args.Composite(
         state=ocp.args.StandardSave(state),
-        data=grain.checkpoint.CheckpointSave(iterator),
+        data=ocp.args.JsonSave(iterator.get_state()),
         meta=ocp.args.JsonSave(meta),
       ),
       force=True,
@@ -113,10 +117,11 @@ class Checkpointer:
       step,
       args=ocp.args.Composite(
         state=ocp.args.StandardRestore(abstract_state),
-        data=grain.checkpoint.CheckpointRestore(iterator),
+        data=ocp.args.JsonRestore(),
         meta=ocp.args.JsonRestore(),
       ),
     )
+    iterator.set_state(restored['data'])
     return restored['state'], restored['meta']
 
   def close(self) -> None:

@@ -37,6 +37,7 @@ class Command:
     only: substring of the cell ids to take.
     cells: the whole grid; empty in modes report and help.
     help: text of --help.
+    processes: coordinator, count and id, for distributed.initialize.
   """
 
   mode: str
@@ -44,6 +45,7 @@ class Command:
   only: str
   cells: Sequence[sweep.Cell]
   help: str = ''
+  processes: tuple[str, int, int] = ('', -1, -1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +111,8 @@ def _command(
     base = configure.resolve(values['config'].value)
     cells = _in_file(file.path, sweep.expand, base, file.sweep, fixed)
   path = Path(workdir).expanduser() if workdir else None
-  return Command(mode, path, values['only'].value, cells)
+  only = values['only'].value
+  return Command(mode, path, only, cells, processes=_processes(values))
 
 
 def _flag_values(file: _ConfigFile | None, argv: list[str]) -> flags.FlagValues:
@@ -120,6 +123,16 @@ def _flag_values(file: _ConfigFile | None, argv: list[str]) -> flags.FlagValues:
   flags.DEFINE_string(
     'only', '', 'take the cells whose id contains this', flag_values=values
   )
+  flags.DEFINE_string(
+    'coordinator',
+    '',
+    'one run on many processes: HOST:PORT of process 0, or auto (SLURM, TPU)',
+    flag_values=values,
+  )
+  for name, text in (('count', 'how many'), ('id', 'which, from 0')):
+    flags.DEFINE_integer(
+      f'process_{name}', -1, f'{text}; with HOST:PORT', flag_values=values
+    )
   flags.DEFINE_bool('help', False, 'show this', flag_values=values)
   if file is not None:
     config_flags.DEFINE_config_dict(
@@ -131,6 +144,20 @@ def _flag_values(file: _ConfigFile | None, argv: list[str]) -> flags.FlagValues:
       sys_argv=argv,
     )
   return values
+
+
+def _processes(values: flags.FlagValues) -> tuple[str, int, int]:
+  names = ('coordinator', 'process_count', 'process_id')
+  where, count, index = (values[name].value for name in names)
+  if ':' in where and not 0 <= index < count:
+    raise ConfigError(
+      f'--coordinator={where} needs --process_count=N and --process_id=0..N-1'
+    )
+  if ':' not in where and (count, index) != (-1, -1):
+    raise ConfigError('--process_count needs --coordinator=HOST:PORT')
+  if where and where != 'auto' and ':' not in where:
+    raise ConfigError(f'--coordinator={where} is neither HOST:PORT nor auto')
+  return where, count, index
 
 
 def _load(config: str) -> _ConfigFile:

@@ -10,9 +10,11 @@ after a good save, 4 some cells failed.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from gamma_jax import command_line, errors, sweep
 
@@ -43,13 +45,24 @@ def _run(command: command_line.Command) -> int:
     report.write_report(command.workdir)
     return 0
   selected = sweep.select(command.cells, command.only)
-  from gamma_jax import platforms
+  from gamma_jax import distributed, platforms
 
   first = command.cells[0].config
   platforms.cache_compiles(first.compile_cache)
-  if first.sweep.population != 'off' and len(command.cells) > 1:
+  joined = distributed.initialize(*command.processes)
+  many = first.sweep.population != 'off' and len(command.cells) > 1
+  if many and not joined:
     platforms.split_cpu()
-  print(platforms.choose(first.platform), flush=True)
+  found = platforms.choose(first.platform)
+  distributed.check()
+  with contextlib.ExitStack() as stack:
+    if not distributed.leads():  # one process speaks for all
+      stack.enter_context(_silence())
+    print(found, flush=True)
+    return _work(command, selected)
+
+
+def _work(command: command_line.Command, selected: Sequence[sweep.Cell]) -> int:
   if command.mode == 'plan':
     from gamma_jax import plan
 
@@ -59,20 +72,31 @@ def _run(command: command_line.Command) -> int:
 
 
 def _train(command: command_line.Command) -> int:
-  from gamma_jax import configure, grouping, report, sharding, trainer
+  from gamma_jax import (
+    configure,
+    distributed,
+    grouping,
+    report,
+    sharding,
+    trainer,
+  )
 
   for cell in command.cells:
     devices = sharding.devices_for(cell.config.mesh)
     configure.check_devices(cell.config, len(devices))
-  code = sweep.run_sweep(
-    command.cells,
-    command.workdir,
-    trainer.train,
-    command.only,
-    grouping.Populations(command.workdir),
-  )
+  cells, workdir, only = command.cells, command.workdir, command.only
+  if not distributed.leads():
+    return distributed.follow(cells, workdir, trainer.train)
+  if distributed.alone():
+    groups = grouping.Populations(workdir)
+    code = sweep.run_sweep(cells, workdir, trainer.train, only, groups)
+  else:
+    leader = distributed.Leader(cells, trainer.train)
+    code = leader.run(
+      lambda: sweep.run_sweep(cells, workdir, leader.train, only)
+    )
   if code in (0, sweep.SOME_FAILED):
-    report.write_report(command.workdir)
+    report.write_report(workdir)
   return code
 
 
@@ -83,6 +107,14 @@ def _evaluate(command: command_line.Command) -> int:
     sweep.check_folder(cell, command.workdir)
     trainer.evaluate_cell(cell.config, command.workdir / cell.id)
   return 0
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+  """Nothing but warnings and errors."""
+  logging.getLogger().setLevel(logging.WARNING)
+  with open(os.devnull, 'w') as nowhere, contextlib.redirect_stdout(nowhere):
+    yield
 
 
 def _log_to_stderr() -> None:

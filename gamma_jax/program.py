@@ -28,7 +28,8 @@ class Program:
     config: the shape; its init and traced fields mean nothing.
     mesh: devices.
     step: (TrainState, Hyper, batch) -> (TrainState, metrics); donates state.
-    evaluate: (params, Hyper, batch, moe_state) -> NLL [B, T].
+    evaluate: (params, Hyper, batch, moe_state) -> NLL [B, T], in full in every
+      process.
     abstract_state: ShapeDtypeStructs with shardings, to restore into.
     declarations: parameter path -> what its layer states.
   """
@@ -54,15 +55,25 @@ class Program:
     draw = _compiled_init(static, _Hashable(where))
     return self.in_mesh(draw)(train_step.hyper(config))
 
+  @property
+  def everywhere(self) -> jax.NamedSharding:
+    """One copy on every device, so that every process can read it."""
+    return sharding.replicated(self.mesh)
+
+  def lower_step(self, h, batch) -> jax.stages.Lowered:
+    """`step` lowered and not run; the arguments may be abstract."""
+    lower = self.in_mesh(self.step.__wrapped__.lower)
+    return lower(self.abstract_state, h, batch)
+
   def in_mesh(self, fn: Callable) -> Callable:
     """`fn` traced and run under the mesh and the logical axis rules."""
     return _in_mesh(self.mesh, fn)
 
   def put_batch(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-    """Local rows of every process -> one global sharded batch."""
+    """A global batch, the same in every process -> its rows on the devices."""
     where = sharding.batch_sharding(self.mesh)
     return {
-      k: jax.make_array_from_process_local_data(where, v)
+      k: jax.make_array_from_callback(v.shape, where, v.__getitem__)
       for k, v in batch.items()
     }
 
@@ -128,7 +139,7 @@ def _build(config: Config, devices: tuple[jax.Device, ...]) -> Program:
   )
   evaluate = jax.jit(
     functools.partial(train_step.eval_step, config),
-    out_shardings=sharding.batch_sharding(mesh),
+    out_shardings=everywhere,
   )
   return Program(
     config=config,

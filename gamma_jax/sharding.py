@@ -72,13 +72,15 @@ def make_mesh(
 
 
 def devices_for(config: MeshConfig) -> tuple[jax.Device, ...]:
-  """Devices of a run: all, but on CPU one unless the mesh asks for more.
+  """Devices of a run: all, but in one process on CPU one of them unless the
+  mesh asks for more.
 
   XLA already spreads one CPU device over all cores, and a result must not
   depend on how many virtual devices a population was given.
   """
   devices = tuple(jax.devices())
-  if devices[0].platform == 'cpu' and config == MeshConfig():
+  alone = devices[0].platform == 'cpu' and jax.process_count() == 1
+  if alone and config == MeshConfig():
     return devices[:1]
   return devices
 

@@ -1,14 +1,17 @@
 """The data streams of a run: one for each distinct data seed.
 
 Members of a population with the same data seed read the same batches, once.
+
+With many processes each reads and packs the whole global batch and puts its
+rows on its devices. Hence a position is one for all, and a run goes on with
+the same batches on any number of processes. The price is that P processes
+read P times: 0.1 to 0.4 M tokens a second and core, measured on short
+documents. Where a step takes more than that, set data.workers.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-
-import jax
 
 from gamma_jax.config import Config
 from gamma_jax.data import pipeline
@@ -20,7 +23,7 @@ def data_seed(config: Config) -> int:
 
 
 class Streams:
-  """Iterators side by side, with one state; saved like a single iterator.
+  """Iterators of global batches side by side, with one position.
 
   Attributes:
     member: index of the stream of each config.
@@ -34,10 +37,8 @@ class Streams:
       pipeline.train_iterator(
         one.data,
         seed=seed,
-        batch_size=one.train.batch_size // jax.process_count(),
+        batch_size=one.train.batch_size,
         seq_len=one.train.seq_len,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
       )
       for seed in seeds
     ]
@@ -49,21 +50,15 @@ class Streams:
   def __iter__(self):
     return self
 
-  def get_state(self) -> bytes:
-    """Position of every stream (bytes: grain's protocol for foreign types)."""
-    return json.dumps([i.get_state() for i in self._iterators]).encode()
+  def get_state(self) -> list[dict]:
+    """Position of every stream, as JSON holds it."""
+    return [iterator.get_state() for iterator in self._iterators]
 
-  def set_state(self, state: bytes) -> None:
+  def set_state(self, states: list[dict]) -> None:
     """Moves every stream.
 
     Raises:
       ValueError: the state belongs to another number of streams.
     """
-    states = json.loads(state.decode())
-    for iterator, one in zip(self._iterators, states, strict=True):
-      iterator.set_state(one)
-
-  def start_prefetch(self) -> None:
-    """Called by grain after a restore."""
-    for iterator in self._iterators:
-      iterator.start_prefetch()
+    for iterator, state in zip(self._iterators, states, strict=True):
+      iterator.set_state(state)

@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import pathlib
-import signal
-import threading
 import time
 import zlib
 from collections.abc import Sequence
@@ -22,6 +20,7 @@ import numpy as np
 from gamma_jax import (
   checkpoint,
   configure,
+  distributed,
   evaluate,
   files,
   flops,
@@ -38,28 +37,7 @@ from gamma_jax.config import Config
 from gamma_jax.data import pipeline, tokenizer
 from gamma_jax.errors import ConfigError, Preempted
 from gamma_jax.member import Member
-
-
-class _Preemption:
-  """Turns SIGTERM into a flag that the loop reads between steps."""
-
-  def __init__(self):
-    self.asked = False
-    self._old = None
-
-  def __enter__(self):
-    # Handlers can only be set from the main thread; elsewhere (a notebook's
-    # worker) preemption stays the caller's business.
-    if threading.current_thread() is threading.main_thread():
-      self._old = signal.signal(signal.SIGTERM, self._ask)
-    return self
-
-  def _ask(self, *_):
-    self.asked = True
-
-  def __exit__(self, *_):
-    if self._old is not None:
-      signal.signal(signal.SIGTERM, self._old)
+from gamma_jax.preemption import Preemption
 
 
 class Run:
@@ -73,6 +51,7 @@ class Run:
 
   Attributes:
     step: completed updates.
+    crcs: of the tokens of the last batch of each data stream.
   """
 
   def __init__(
@@ -83,14 +62,16 @@ class Run:
     method: str,
   ):
     self.config = one = configs[0]
-    self._tokenizer = _tokenizer(one)
-    self._streams = streams.Streams(configs)
+    with distributed.together('reading the data'):
+      self._tokenizer = _tokenizer(one)
+      self._streams = streams.Streams(configs)
     self.engine = _engine(configs, self._streams.member, method)
     self._checkpointer = checkpoint.Checkpointer(
       folder / 'checkpoints', one.checkpoint
     )
     self._flops = flops.flops_per_token(one.model, one.train.seq_len)
     self._pending = None
+    self.crcs: list[int] = []
     latest = self._checkpointer.latest_step()
     if latest is None:
       self.state, self.step, past = self.engine.init(), 0, {}
@@ -126,8 +107,8 @@ class Run:
     batches = next(self._streams)
     self.state, out = self.engine.step(self.state, batches)
     self.step += 1
-    crcs = [zlib.crc32(np.ascontiguousarray(b['tokens'])) for b in batches]
-    previous, self._pending = self._pending, (self.step, out, crcs)
+    self.crcs = [zlib.crc32(np.ascontiguousarray(b['tokens'])) for b in batches]
+    previous, self._pending = self._pending, (self.step, out, self.crcs)
     return self._log(previous, None)
 
   def flush(self, heldout: list[dict] | None = None):
@@ -211,21 +192,22 @@ def _engine(configs, member_streams, method) -> population.Engine:
   return make(configs, one, member_streams)
 
 
-def _loop(run: Run, bar: progress.Progress, preemption: _Preemption) -> None:
+def _loop(run: Run, bar: progress.Progress, preemption: Preemption) -> None:
   """Steps to the end, saving on schedule, at the end and on SIGTERM."""
-  config = run.config
+  config, vote = run.config, distributed.Vote()
   while run.step < config.train.steps:
     logged = run.advance()
+    stop = vote.stop(preemption.asked, run.crcs[0])
     last = run.step == config.train.steps
     scheduled = run.step % config.checkpoint.every == 0
     evaluating = config.eval.every and run.step % config.eval.every == 0
-    if last or scheduled or evaluating or preemption.asked:
+    if last or scheduled or evaluating or stop:
       logged = run.flush(run.evaluate() if evaluating and not last else None)
-    if last or scheduled or preemption.asked:
+    if last or scheduled or stop:
       run.save()
     if logged:
       bar.update(*logged)
-    if preemption.asked and not last:
+    if stop and not last:
       raise Preempted(f'SIGTERM at step {run.step}: saved; run again to go on')
 
 
@@ -244,9 +226,11 @@ def train(config: Config, cell: pathlib.Path) -> dict:
     Preempted: SIGTERM came and the state was saved.
     NonFiniteLoss: names the step; nothing after the last checkpoint is kept.
   """
-  configure.check_devices(config, len(sharding.devices_for(config.mesh)))
-  plan.check_fits(config)
-  (result,) = train_together([config], [cell], cell, 'single')
+  with distributed.together('the memory check'):
+    configure.check_devices(config, len(sharding.devices_for(config.mesh)))
+    plan.check_fits(config)
+  with distributed.own_folder(cell) as own:
+    (result,) = train_together([config], [own], cell, 'single')
   if isinstance(result, Exception):
     raise result
   return result
@@ -278,7 +262,7 @@ def train_together(
   ]
   reasons = ['error'] * len(cells)
   try:
-    with _Preemption() as preemption:
+    with Preemption() as preemption:
       results = _train(configs, cells, folder, method, preemption)
     reasons = [
       f'NonFiniteLoss: {r}' if isinstance(r, Exception) else 'done'
@@ -343,5 +327,6 @@ def evaluate_cell(config: Config, cell: pathlib.Path) -> dict[str, float]:
     pipeline.heldout_sources(config.data),
     _tokenizer(config).token_bytes,
   )
-  files.write_json(cell / 'eval.json', {'step': steps[-1], 'metrics': metrics})
+  with distributed.own_folder(cell) as own:
+    files.write_json(own / 'eval.json', {'step': steps[-1], 'metrics': metrics})
   return metrics
