@@ -1,19 +1,22 @@
 """Tokens to experts and back, without dropping any.
 
 Three ways to the same numbers, chosen by name (`model.moe.dispatch`):
-  blocks  tokens sorted by expert, multiplied a block of rows at a time. The
-          fast one on CPU; work grows with the tokens, not with the experts.
-  ragged  the same sorted rows in jax.lax.ragged_dot, native on GPU and TPU.
-          On CPU it costs as much as all experts.
+  blocks  tokens sorted by expert. What an even load would bring to an expert,
+          and a little more, is one batched product; what an expert gets
+          beyond it follows a block of rows at a time. The fast one on CPU;
+          work grows with the tokens, not with the experts.
+  ragged  the sorted rows in jax.lax.ragged_dot, native on GPU and TPU. On CPU
+          it costs as much as all experts.
   dense   every token through every expert: the reference.
 
-Letters: M tokens, k choices a token, E experts, R = M k sorted rows (one a
-choice, and some at the end so that a block can be read past the last one).
+Letters: M tokens, k choices a token, E experts, C rows of an expert in the
+batched product, R sorted rows (ragged: M k, one a choice; blocks: E C).
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -21,29 +24,45 @@ import jax.numpy as jnp
 
 from gamma_jax import mlp
 
+# C over the mean load. More is wasted work on an even load, less is more
+# blocks; 1/8 is three standard deviations of a fair draw of 512 rows.
+SLACK = 1.125
+
 
 class Kernels(NamedTuple):
-  """Weights of all experts; `gate` is None for GELU experts."""
+  """Weights of experts; `gate` is None for GELU experts."""
 
   up: jax.Array  # [E, D, F]
   gate: jax.Array | None  # [E, D, F]
   down: jax.Array  # [E, F, D]
 
 
-class _Plan(NamedTuple):
-  """Where each choice lies among rows sorted by expert.
+class _Order(NamedTuple):
+  """The choices of all tokens, sorted by expert.
 
   Attributes:
-    token: [R] token of each sorted row.
-    choice: [R] token * k + choice of each sorted row.
-    slot: [M, k] sorted row of each choice; past the end: of no expert here.
-    sizes: [E] rows of each expert.
+    choice: [M k] token * k + choice, sorted; those of no expert here come last.
+    rank: [M, k] how many of the same expert come before.
+    starts: [E] first sorted choice of each expert.
+    sizes: [E] choices of each expert.
   """
 
-  token: jax.Array
+  choice: jax.Array
+  rank: jax.Array
+  starts: jax.Array
+  sizes: jax.Array
+
+
+class _Rows(NamedTuple):
+  """Where tokens lie among rows that are multiplied together.
+
+  Attributes:
+    choice: [R] token * k + choice of each row; M k where the row is unused.
+    slot: [M, k] row of each choice; R where it has none.
+  """
+
   choice: jax.Array
   slot: jax.Array
-  sizes: jax.Array
 
 
 def apply_experts(
@@ -54,6 +73,7 @@ def apply_experts(
   *,
   implementation: str,
   block: int,
+  shards: int = 1,
 ) -> jax.Array:
   """Sum over a token's choices of weight times expert(token).
 
@@ -63,7 +83,8 @@ def apply_experts(
     experts: [M, k] int; a choice outside [0, E) adds nothing.
     kernels: weights in the dtype of x.
     implementation: 'blocks', 'ragged' or 'dense'.
-    block: rows multiplied at once by 'blocks'.
+    block: rows multiplied at once where 'blocks' has more than C of an expert.
+    shards: how many times E experts there are in all; it changes only C.
 
   Returns:
     [M, D] in the dtype of x.
@@ -71,168 +92,218 @@ def apply_experts(
   weights = weights.astype(x.dtype)
   if implementation == 'dense':
     return _dense(x, weights, experts, kernels)
+  order = _sort(experts, len(kernels.up))
+  if implementation == 'ragged':
+    rows = _ragged_rows(experts, order)
+    multiply = functools.partial(jax.lax.ragged_dot, group_sizes=order.sizes)
+    y = _expert_mlp(_gather(x, rows), kernels, multiply)
+    return _combine(y, weights, rows)
   if implementation == 'blocks':
-    spare, multiply = block, functools.partial(_block_multiply, block)
-  elif implementation == 'ragged':
-    spare, multiply = 0, jax.lax.ragged_dot
-  else:
-    raise ValueError(f'unknown dispatch {implementation!r}')
-  plan = _sort(experts, len(kernels.up), spare)
-  rows = _gather(x, plan)
-  up = multiply(rows, kernels.up, plan.sizes)
-  gate = None
-  if kernels.gate is not None:
-    gate = multiply(rows, kernels.gate, plan.sizes)
-  out = multiply(mlp.hidden_units(up, gate), kernels.down, plan.sizes)
-  return _combine(out, weights, plan)
+    mean = weights.size / (len(kernels.up) * shards)
+    C = min(8 * math.ceil(mean * SLACK / 8), len(x))
+    x, weights, kernels, y = _beyond(block, C, x, weights, kernels, order)
+    rows = _batched_rows(experts, order, C)
+    batch = _gather(x, rows).reshape(-1, C, x.shape[-1])
+    main = _expert_mlp(batch, kernels, _batched_dot)
+    return y + _combine(main.reshape(-1, x.shape[-1]), weights, rows)
+  raise ValueError(f'unknown dispatch {implementation!r}')
+
+
+def _expert_mlp(x: jax.Array, kernels: Kernels, multiply) -> jax.Array:
+  up = multiply(x, kernels.up)
+  gate = None if kernels.gate is None else multiply(x, kernels.gate)
+  return multiply(mlp.hidden_units(up, gate), kernels.down)
 
 
 def _dense(x, weights, experts, kernels: Kernels) -> jax.Array:
-  one_hot = jax.nn.one_hot(experts, len(kernels.up), dtype=x.dtype)
+  E = len(kernels.up)
+  one_hot = jax.nn.one_hot(experts, E, dtype=x.dtype)
   share = jnp.einsum('MKE,MK->ME', one_hot, weights)
-  up = jnp.einsum('MD,EDF->EMF', x, kernels.up)
-  gate = None
-  if kernels.gate is not None:
-    gate = jnp.einsum('MD,EDF->EMF', x, kernels.gate)
-  out = jnp.einsum('EMF,EFD->EMD', mlp.hidden_units(up, gate), kernels.down)
-  return jnp.einsum('EMD,ME->MD', out, share)
+  every = jnp.broadcast_to(x[None], (E, *x.shape))
+  return jnp.einsum(
+    'EMD,ME->MD', _expert_mlp(every, kernels, _batched_dot), share
+  )
+
+
+def _batched_dot(x: jax.Array, kernel: jax.Array) -> jax.Array:
+  return jnp.einsum('ECA,EAB->ECB', x, kernel)
 
 
 # --- Sorting -----------------------------------------------------------------
 
 
-def _sort(experts: jax.Array, n_experts: int, spare: int) -> _Plan:
-  M, k = experts.shape
+def _sort(experts: jax.Array, E: int) -> _Order:
   flat = experts.reshape(-1)
-  flat = jnp.where((flat >= 0) & (flat < n_experts), flat, n_experts)
+  flat = jnp.where((flat >= 0) & (flat < E), flat, E)
   choice = jnp.argsort(flat, stable=True).astype(jnp.int32)
-  slot = (
+  place = (
     jnp.zeros_like(choice)
     .at[choice]
-    .set(jnp.arange(M * k, dtype=jnp.int32), unique_indices=True)
+    .set(jnp.arange(flat.size, dtype=jnp.int32), unique_indices=True)
   )
-  slot = jnp.where(flat < n_experts, slot, M * k + spare)
-  choice = jnp.pad(choice, (0, spare))
-  return _Plan(
-    token=choice // k,
-    choice=choice,
-    slot=slot.reshape(M, k),
-    sizes=jnp.bincount(flat, length=n_experts).astype(jnp.int32),
-  )
+  sizes = jnp.bincount(flat, length=E).astype(jnp.int32)
+  starts = jnp.cumsum(sizes) - sizes
+  rank = place - starts.at[flat].get(mode='fill', fill_value=0)
+  return _Order(choice, rank.reshape(experts.shape), starts, sizes)
 
 
-# Both ways between tokens and sorted rows are gathers, backward too: the
-# transpose that JAX would derive is a scatter-add, which runs row by row.
+def _here(experts: jax.Array, order: _Order) -> jax.Array:
+  return (experts >= 0) & (experts < len(order.sizes))
+
+
+def _ragged_rows(experts: jax.Array, order: _Order) -> _Rows:
+  starts = order.starts.at[experts].get(mode='clip')
+  slot = jnp.where(_here(experts, order), starts + order.rank, experts.size)
+  used = jnp.arange(experts.size) < jnp.sum(order.sizes)
+  return _Rows(jnp.where(used, order.choice, experts.size), slot)
+
+
+def _batched_rows(experts: jax.Array, order: _Order, C: int) -> _Rows:
+  """The first C choices of every expert."""
+  E = len(order.sizes)
+  inside = _here(experts, order) & (order.rank < C)
+  slot = jnp.where(inside, experts * C + order.rank, E * C)
+  rank = jnp.arange(C, dtype=jnp.int32)[None]
+  choice = order.choice.at[order.starts[:, None] + rank].get(mode='clip')
+  used = rank < order.sizes[:, None]
+  return _Rows(jnp.where(used, choice, experts.size).reshape(-1), slot)
+
+
+# Both ways between tokens and rows are gathers, backward too: the transpose
+# that JAX would derive is a scatter-add, which runs row by row.
 
 
 @jax.custom_vjp
-def _gather(x: jax.Array, plan: _Plan) -> jax.Array:
-  """[M, D] -> sorted rows [R, D]."""
-  return x[plan.token]
+def _gather(x: jax.Array, rows: _Rows) -> jax.Array:
+  """[M, D] -> [R, D]; an unused row holds some token."""
+  return x.at[rows.choice // rows.slot.shape[1]].get(mode='clip')
 
 
-def _gather_bwd(plan: _Plan, d_rows: jax.Array):
-  return jnp.sum(_at_slots(d_rows, plan), axis=1), None
+def _gather_bwd(rows: _Rows, d_out: jax.Array):
+  return jnp.sum(_at_slots(d_out, rows), axis=1), None
 
 
-_gather.defvjp(lambda x, plan: (_gather(x, plan), plan), _gather_bwd)
+_gather.defvjp(lambda x, rows: (_gather(x, rows), rows), _gather_bwd)
 
 
 @jax.custom_vjp
-def _combine(rows: jax.Array, weights: jax.Array, plan: _Plan) -> jax.Array:
-  """Sorted rows [R, D], [M, k] -> weighted sums [M, D]."""
-  return jnp.einsum('MKD,MK->MD', _at_slots(rows, plan), weights)
+def _combine(y: jax.Array, weights: jax.Array, rows: _Rows) -> jax.Array:
+  """Rows [R, D], [M, k] -> weighted sums [M, D]."""
+  return jnp.sum(_at_slots(y, rows) * weights[..., None], axis=1)
 
 
-def _combine_fwd(rows, weights, plan):
-  return _combine(rows, weights, plan), (rows, weights, plan)
+def _combine_fwd(y, weights, rows):
+  return _combine(y, weights, rows), (y, weights, rows)
 
 
 def _combine_bwd(saved, d_out: jax.Array):
-  rows, weights, plan = saved
-  d_rows = d_out[plan.token] * weights.reshape(-1)[plan.choice][:, None]
-  d_weights = jnp.einsum('MKD,MD->MK', _at_slots(rows, plan), d_out)
-  return d_rows, d_weights, None
+  y, weights, rows = saved
+  weight = weights.reshape(-1).at[rows.choice].get(mode='fill', fill_value=0)
+  d_y = _gather(d_out, rows) * weight[:, None]
+  d_weights = jnp.sum(_at_slots(y, rows) * d_out[:, None], axis=-1)
+  return d_y, d_weights, None
 
 
 _combine.defvjp(_combine_fwd, _combine_bwd)
 
 
-def _at_slots(rows: jax.Array, plan: _Plan) -> jax.Array:
-  """[R, D] -> [M, k, D]; 0 for a choice of no expert here."""
-  return rows.at[plan.slot].get(mode='fill', fill_value=0)
+def _at_slots(rows: jax.Array, where: _Rows) -> jax.Array:
+  """[R, D] -> [M, k, D]; 0 for a choice without a row."""
+  return rows.at[where.slot].get(mode='fill', fill_value=0)
 
 
 # --- Blocks ------------------------------------------------------------------
-# Experts in turn, and for each its rows, a block at a time; the loop is as
-# long as the rows, so an empty expert costs nothing. The last block of an
-# expert reaches into the rows of the next one, which come later and are then
-# written over; in the gradient of a kernel they are masked.
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _block_multiply(block: int, rows, kernel, sizes) -> jax.Array:
-  """[R, A], [E, A, B], [E] -> [R, B]: each row by the kernel of its expert.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _beyond(block: int, C: int, x, weights, kernels: Kernels, order: _Order):
+  """What choices of rank C and more add: [M, D].
 
-  Rows past the last expert hold anything finite.
+  The loop is as long as it has to be, which an even load makes not at all.
+  x, weights and kernels are handed through: so the backward pass gets their
+  other gradients to add to, instead of zeros to fill and sum.
   """
 
-  def expert(out, xs):
-    kernel, start, size = xs
+  def step(i, out):
+    expert, part = _block(block, C, x, weights, kernels, order, i)
+    y = _expert_mlp(part.x, expert, jnp.matmul) * part.weights[:, None]
+    return out.at[part.token].add(y, mode='drop')
 
-    def step(i, out):
-      at = start + i * block
-      part = jax.lax.dynamic_slice_in_dim(rows, at, block)
-      return jax.lax.dynamic_update_slice_in_dim(out, part @ kernel, at, 0)
-
-    return jax.lax.fori_loop(0, _count(size, block), step, out), None
-
-  out = jnp.zeros((len(rows), kernel.shape[2]), rows.dtype)
-  return jax.lax.scan(expert, out, (kernel, _starts(sizes), sizes))[0]
+  blocks = jnp.sum(_blocks(block, C, order))
+  out = jax.lax.fori_loop(0, blocks, step, jnp.zeros_like(x))
+  return x, weights, kernels, out
 
 
-def _block_fwd(block, rows, kernel, sizes):
-  out = _block_multiply(block, rows, kernel, sizes)
-  return out, (rows, kernel, sizes)
-
-
-def _block_bwd(block, saved, d_out):
-  rows, kernel, sizes = saved
-
-  def expert(d_rows, xs):
-    kernel, start, size = xs
-
-    def step(i, carry):
-      d_rows, d_kernel = carry
-      at = start + i * block
-      part = jax.lax.dynamic_slice_in_dim(rows, at, block)
-      d_part = jax.lax.dynamic_slice_in_dim(d_out, at, block)
-      inside = jnp.arange(block)[:, None] < size - i * block
-      d_part = jnp.where(inside, d_part, jnp.zeros((), d_part.dtype))
-      d_kernel += jnp.matmul(part.T, d_part, preferred_element_type=jnp.float32)
-      d_rows = jax.lax.dynamic_update_slice_in_dim(
-        d_rows, d_part @ kernel.T, at, 0
-      )
-      return d_rows, d_kernel
-
-    zero = jnp.zeros(kernel.shape, jnp.float32)
-    d_rows, d_kernel = jax.lax.fori_loop(
-      0, _count(size, block), step, (d_rows, zero)
-    )
-    return d_rows, d_kernel.astype(kernel.dtype)
-
-  d_rows, d_kernel = jax.lax.scan(
-    expert, jnp.zeros_like(rows), (kernel, _starts(sizes), sizes)
+def _beyond_fwd(block, C, x, weights, kernels, order):
+  return _beyond(block, C, x, weights, kernels, order), (
+    x,
+    weights,
+    kernels,
+    order,
   )
-  return d_rows, d_kernel, None
 
 
-_block_multiply.defvjp(_block_fwd, _block_bwd)
+def _beyond_bwd(block, C, saved, cotangents):
+  x, weights, kernels, order = saved
+  *sums, d_out = cotangents
+  like = tuple(sums)
+  sums = jax.tree.map(lambda d: d.astype(jnp.float32), like)
+
+  def step(i, sums):
+    d_x, d_weights, d_kernels = sums
+    expert, part = _block(block, C, x, weights, kernels, order, i)
+    y, back = jax.vjp(
+      lambda x, expert: _expert_mlp(x, expert, jnp.matmul), part.x, expert
+    )
+    d_y = d_out.at[part.token].get(mode='fill', fill_value=0)
+    d_weight = jnp.sum((y * d_y).astype(jnp.float32), axis=-1)
+    d_part, d_expert = back(d_y * part.weights[:, None])
+    d_x = d_x.at[part.token].add(d_part.astype(jnp.float32), mode='drop')
+    flat = d_weights.reshape(-1).at[part.choice].add(d_weight, mode='drop')
+    d_kernels = jax.tree.map(
+      lambda d, new: d.at[part.expert].add(new.astype(jnp.float32)),
+      d_kernels,
+      d_expert,
+    )
+    return d_x, flat.reshape(d_weights.shape), d_kernels
+
+  blocks = jnp.sum(_blocks(block, C, order))
+  sums = jax.lax.fori_loop(0, blocks, step, sums)
+  return *jax.tree.map(lambda d, old: d.astype(old.dtype), sums, like), None
 
 
-def _starts(sizes: jax.Array) -> jax.Array:
-  return jnp.cumsum(sizes) - sizes
+_beyond.defvjp(_beyond_fwd, _beyond_bwd)
 
 
-def _count(size: jax.Array, block: int) -> jax.Array:
-  return (size + block - 1) // block
+class _Block(NamedTuple):
+  """Rows of one expert; past its last, indices are out of range."""
+
+  expert: jax.Array  # scalar
+  choice: jax.Array  # [block]
+  token: jax.Array  # [block]
+  x: jax.Array  # [block, D]
+  weights: jax.Array  # [block]; 0 past the last
+
+
+def _blocks(block: int, C: int, order: _Order) -> jax.Array:
+  """Blocks that each expert needs beyond C rows, [E]."""
+  return (jnp.maximum(order.sizes - C, 0) + block - 1) // block
+
+
+def _block(block: int, C: int, x, weights, kernels, order: _Order, i):
+  """The i-th block and the kernels of its expert."""
+  ends = jnp.cumsum(_blocks(block, C, order))
+  expert = jnp.sum(i >= ends)
+  first = C + block * (i - jnp.where(expert > 0, ends[expert - 1], 0))
+  rank = first + jnp.arange(block, dtype=jnp.int32)
+  choice = order.choice.at[order.starts[expert] + rank].get(mode='clip')
+  choice = jnp.where(rank < order.sizes[expert], choice, weights.size)
+  token = choice // weights.shape[1]
+  part = _Block(
+    expert,
+    choice,
+    token,
+    x.at[token].get(mode='clip'),
+    weights.reshape(-1).at[choice].get(mode='fill', fill_value=0),
+  )
+  return jax.tree.map(lambda w: w[expert], kernels), part

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 
 import flax.linen as nn
@@ -148,7 +149,8 @@ def over_devices(run: Callable) -> Callable:
         jax.lax.all_gather(a, expert, tiled=True) for a in (x, weights, experts)
       )
       experts = experts - jax.lax.axis_index(expert) * len(kernels.up)
-    y = run(x, weights, experts, kernels)
+    shards = math.prod(jax.lax.axis_size(a) for a in expert)
+    y = run(x, weights, experts, kernels, shards=shards)
     if expert:
       y = jax.lax.psum_scatter(y, expert, scatter_dimension=0, tiled=True)
     return jax.lax.psum(y, hidden) if hidden else y
