@@ -7,7 +7,7 @@ WORKDIR ?= runs/sweep_tiny
 VENV = .venv
 BIN = $(VENV)/bin
 
-.PHONY: sweep test test-slow test-examples lint format clean
+.PHONY: sweep test test-slow test-examples test-plan lint format clean
 
 sweep: $(VENV)/.report
 	$(BIN)/python -m gamma_jax.main --config=configs/sweep_tiny.py \
@@ -25,6 +25,10 @@ test-examples:
 	$(MAKE) VENV=.venv-examples .venv-examples/.examples
 	.venv-examples/bin/python -m pip install --quiet pytest
 	.venv-examples/bin/python -m pytest tests/portable_examples_test.py
+
+# Compiles the train step for TPUs and GPUs that are not here: a large download.
+test-plan: $(VENV)/.dev $(VENV)/.plan
+	$(BIN)/python -m pytest -m plan -rs tests/ahead_of_time_test.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

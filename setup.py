@@ -5,6 +5,10 @@ import setuptools
 REPORT = ['matplotlib>=3.11']
 TB = ['tensorboardX>=2.6.5']
 TOKENIZER = ['rustbpe>=0.1.0']  # trains tokenizers; reading one needs none
+# Compilers of chips that are not here, for --mode=plan with plan.target; JAX
+# names their versions. Large: 0.7 and 0.4 GB when installed.
+PLAN_TPU = ['jax[tpu]>=0.10.2']
+PLAN_GPU = ['jax[cuda12-local]>=0.10.2']  # without the CUDA libraries
 # Models that we did not write, for the worked examples of audit and reinit.
 # recurrentgemma pins older numpy and absl, so it is tested in its own venv.
 EXAMPLES = ['mamba2-jax>=1.1.2', 'transformers>=4.57.6,<5']
@@ -45,6 +49,9 @@ setuptools.setup(
     'report': REPORT,
     'tb': TB,
     'tokenizer': TOKENIZER,
+    'plan-tpu': PLAN_TPU,
+    'plan-gpu': PLAN_GPU,
+    'plan': [*PLAN_TPU, *PLAN_GPU],
     'examples': [*EXAMPLES, 'recurrentgemma>=1.0.1'],
     'dev': [*DEV, *REPORT, *TB, *TOKENIZER, *EXAMPLES],
   },

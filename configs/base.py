@@ -49,6 +49,11 @@ def get_config(arg=None):
   config.sweep = sweep = config_dict.ConfigDict()
   sweep.population = 'auto'  # cells in one program: auto | off | map | vmap
   sweep.fail_fast = False  # stop a grid at its first failed cell
+
+  config.plan = plan = config_dict.ConfigDict()
+  plan.target = ''  # v5e:8x8, h100:64: --mode=plan compiles for these chips
+  plan.mfu = 0.4  # share of a chip's peak that training is guessed to reach
+  plan.largest_batch = False  # search for it: some compiles more a shape
   return config
 
 

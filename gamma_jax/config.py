@@ -167,6 +167,15 @@ class SweepConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class PlanConfig:
+  """What --mode=plan assumes; nothing else reads it."""
+
+  target: str = ''  # v5e:8x8, h100:64, ...: compile for it, without it
+  mfu: float = 0.4  # share of the chip's peak FLOP/s, a guess
+  largest_batch: bool = False  # search for it, some ten compiles a shape
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
   """One cell."""
 
@@ -184,3 +193,4 @@ class Config:
   eval: EvalConfig = EvalConfig()
   log: LogConfig = LogConfig()
   sweep: SweepConfig = SweepConfig()
+  plan: PlanConfig = PlanConfig()

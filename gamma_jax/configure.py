@@ -35,6 +35,7 @@ LABELS = (
   'eval',
   'log',
   'sweep',
+  'plan',
 )
 # Where and how a run is kept, not what it computes. The mesh is here because a
 # run may go on with other devices; data.workers is not: it changes the order.
@@ -46,6 +47,7 @@ UNHASHED = (
   'log',
   'checkpoint',
   'sweep',
+  'plan',
   'data.dir',
   'eval.batch_size',
 )

@@ -107,7 +107,8 @@ def train_bytes(
   compute = jnp.dtype(model.dtype).itemsize
   rows = -(-train.batch_size // (train.accumulation * batch_shards))
   tokens = rows * train.seq_len
-  chunk = min(max(train.loss_chunk, rows), tokens)
+  # loss_chunk counts tokens over all devices, a position of every row at least.
+  chunk = min(max(train.loss_chunk // batch_shards, rows), tokens)
   gradients = 2 if train.accumulation > 1 else 1  # the sum and the next term
   layer = count.non_embedding // model.L
   experts = model.moe.experts * _mlp_size(model)

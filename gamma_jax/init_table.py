@@ -54,7 +54,9 @@ def _matrices(report: init_report.InitReport) -> rich.table.Table:
     'grad rms',
   ):
     left = name == 'parameter'
-    table.add_column(name, justify='left' if left else 'right', no_wrap=left)
+    # Folded rather than cut: a narrow terminal must not hide digits.
+    justify = 'left' if left else 'right'
+    table.add_column(name, justify=justify, no_wrap=left, overflow='fold')
   for m in report.matrices:
     table.add_row(
       m.path,

@@ -8,6 +8,7 @@ import math
 import operator
 from typing import NamedTuple
 
+from gamma_jax import chips
 from gamma_jax.config import ROLES, Config, MoeConfig
 from gamma_jax.errors import ConfigError
 
@@ -109,6 +110,7 @@ RANGES = {
   'eval.batch_size': _COUNT,
   'eval.documents': _MAYBE,
   'log.every': _COUNT,
+  'plan.mfu': Interval('in (0, 1]', 0, 1, low_in=False),
 }
 
 
@@ -123,6 +125,8 @@ def check(config: Config) -> None:
   _check_schedule(config)
   _check_batch_and_mesh(config)
   _check_data(config)
+  if config.plan.target:
+    chips.parse(config.plan.target)
 
 
 def check_divisible(

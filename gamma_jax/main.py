@@ -48,6 +48,9 @@ def _run(command: command_line.Command) -> int:
   from gamma_jax import distributed, platforms
 
   first = command.cells[0].config
+  if command.mode == 'plan' and first.plan.target:
+    # Before any device is looked for: the chips are not here.
+    return _plan(command, selected)
   platforms.cache_compiles(first.compile_cache)
   joined = distributed.initialize(*command.processes)
   many = first.sweep.population != 'off' and len(command.cells) > 1
@@ -64,11 +67,15 @@ def _run(command: command_line.Command) -> int:
 
 def _work(command: command_line.Command, selected: Sequence[sweep.Cell]) -> int:
   if command.mode == 'plan':
-    from gamma_jax import plan
-
-    plan.plan(selected)
-    return 0
+    return _plan(command, selected)
   return _train(command) if command.mode == 'train' else _evaluate(command)
+
+
+def _plan(command: command_line.Command, selected: Sequence[sweep.Cell]) -> int:
+  from gamma_jax import plan_report
+
+  plan_report.print_plan(selected, command.workdir)
+  return 0
 
 
 def _train(command: command_line.Command) -> int:

@@ -1,17 +1,13 @@
-"""What a run will take, before anything is allocated.
+"""Whether a run fits its devices, before anything is allocated.
 
-Analytic: parameters, FLOPs, tokens, memory per device. It needs no data and
-no accelerator. What it cannot tell: real speed, the compiler's own temporaries.
+An estimate by arithmetic: the compiler's own number is in ahead_of_time.py.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 
 import jax
-import rich.console
-import rich.table
 
 from gamma_jax import flops, sharding
 from gamma_jax.config import Config
@@ -92,36 +88,3 @@ def bytes_per_device(config: Config, devices: int) -> dict[str, int]:
     weight_shards=shape['fsdp'] * shape['tensor'] * shape['expert'],
     batch_shards=shape['data'] * shape['fsdp'] * shape['expert'],
   )
-
-
-def plan(cells: Sequence, console: rich.console.Console | None = None) -> None:
-  """Prints the grid: size, tokens, FLOPs, memory a device.
-
-  Args:
-    cells: sweep.Cell objects (id and config).
-    console: None takes standard output.
-  """
-  console = console or rich.console.Console()
-  devices = jax.device_count()
-  table = rich.table.Table(title=f'{len(cells)} cells on {devices} devices')
-  for name in ('cell', 'params', 'non-emb', 'tokens', 'FLOPs', 'GiB/device'):
-    table.add_column(name, justify='left' if name == 'cell' else 'right')
-  total = 0.0
-  for cell in cells:
-    config = cell.config
-    count = flops.parameters(config.model)
-    train = config.train
-    tokens = train.steps * train.batch_size * train.seq_len
-    work = tokens * flops.flops_per_token(config.model, train.seq_len)
-    total += work
-    need = sum(bytes_per_device(config, devices).values()) / GIB
-    table.add_row(
-      cell.id,
-      f'{count.total / 1e6:,.1f}M',
-      f'{count.non_embedding / 1e6:,.1f}M',
-      f'{tokens / 1e6:,.1f}M',
-      f'{work:.2e}',
-      f'{need:,.2f}',
-    )
-  console.print(table)
-  console.print(f'{total:.3e} FLOPs in all', highlight=False)

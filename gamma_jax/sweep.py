@@ -30,7 +30,7 @@ from gamma_jax.errors import ConfigError, Preempted
 SOME_FAILED = 4  # exit code
 LONGEST_ID = 200  # file systems allow 255 bytes; temporary files need a few
 # One process has one platform and one way to run its grid.
-_OF_THE_GRID = ('platform', 'sweep.')
+_OF_THE_GRID = ('platform', 'sweep.', 'plan.')
 
 
 class Groups(Protocol):

@@ -266,7 +266,7 @@ def test_a_key_that_an_older_version_lacked_is_its_default():
 def test_hash_covers_what_changes_numbers(path):
   config = changed(path, other_value(path))
   outside = (
-    path.startswith(('mesh.', 'log.', 'checkpoint.', 'sweep.'))
+    path.startswith(('mesh.', 'log.', 'checkpoint.', 'sweep.', 'plan.'))
     or path in ('size', 'platform', 'data.dir', 'eval.batch_size')
   )  # fmt: skip
   same = configure.config_hash(config) == configure.config_hash(Config())
@@ -301,6 +301,7 @@ TRACED_GROUPS = (
   'eval.',
   'log.',
   'sweep.',
+  'plan.',
 )
 
 

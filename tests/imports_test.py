@@ -38,6 +38,7 @@ LOW = (
 LOOP = {'trainer', 'sweep', 'report', 'main'}
 NO_FLAX = ('audit_tree', 'initializers', 'redraw', 'shapes', 'tree_rules')
 NO_JAX = (
+  'chips',
   'command_line',
   'config',
   'configure',

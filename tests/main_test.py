@@ -289,14 +289,32 @@ def test_eval_goes_through_the_chosen_cells(grid, trained, tmp_path, capsys):
   assert 'made with another config: opt.lr' in capsys.readouterr().err
 
 
-def test_plan_gets_the_chosen_cells(grid, monkeypatch, capsys):
-  fake = types.ModuleType('gamma_jax.plan')
+@pytest.fixture
+def planned(monkeypatch):
+  """Replaces the plan; gives the (cell ids, workdir) it was called with."""
+  fake = types.ModuleType('gamma_jax.plan_report')
   seen = []
-  fake.plan = seen.extend
-  monkeypatch.setitem(sys.modules, 'gamma_jax.plan', fake)
-  monkeypatch.setattr(gamma_jax, 'plan', fake, raising=False)
-  assert call(f'--config={grid}', '--mode=plan', '--only=gamma=0.5') == 0
-  assert [cell.id for cell in seen] == ['gamma=0.5,seed=0', 'gamma=0.5,seed=1']
+  fake.print_plan = lambda cells, workdir: seen.append(
+    ([cell.id for cell in cells], workdir)
+  )
+  monkeypatch.setitem(sys.modules, 'gamma_jax.plan_report', fake)
+  monkeypatch.setattr(gamma_jax, 'plan_report', fake, raising=False)
+  return seen
+
+
+def test_plan_gets_the_chosen_cells(grid, planned, tmp_path):
+  arguments = [f'--config={grid}', '--mode=plan', '--only=gamma=0.5']
+  assert call(*arguments) == 0
+  assert call(*arguments, f'--workdir={tmp_path}') == 0
+  ids = ['gamma=0.5,seed=0', 'gamma=0.5,seed=1']
+  assert planned == [(ids, None), (ids, tmp_path)]
+
+
+def test_plan_for_a_target_looks_for_no_device(grid, planned, monkeypatch):
+  monkeypatch.setattr(platforms, 'choose', lambda _: pytest.fail('looked'))
+  target = '--config.plan.target=v5e:2x2'
+  assert call(f'--config={grid}', '--mode=plan', target) == 0
+  assert len(planned) == 1
 
 
 def test_help(capsys):
