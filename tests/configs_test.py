@@ -10,12 +10,20 @@ import numpy as np
 import pytest
 from ml_collections import config_dict
 
-from configs import base, common, sizes, sweep_1p5b, sweep_ladder, sweep_tiny
+from configs import (
+  base,
+  common,
+  moe,
+  sizes,
+  sweep_1p5b,
+  sweep_ladder,
+  sweep_tiny,
+)
 from gamma_jax import configure, flops, init_rules, model, sweep
 from gamma_jax.config import Config
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-MODULES = (base, sweep_tiny, sweep_ladder, sweep_1p5b)
+MODULES = (base, moe, sweep_tiny, sweep_ladder, sweep_1p5b)
 
 
 def leaves(config, prefix=''):
@@ -181,6 +189,45 @@ def test_the_largest_rung_is_the_one_of_the_memory_study():
 def test_unknown_rung():
   with pytest.raises(ValueError, match="no size '7B'; there are 0.1B, "):
     sizes.rung('7B')
+
+
+# configs/moe.py
+
+
+def test_comments_beside_the_moe_rungs_are_what_is_computed():
+  source = inspect.getsource(moe)
+  for name in moe.RUNGS:
+    assert f"  # {moe.describe(name)}\n  '{name}',\n" in source
+
+
+@pytest.mark.parametrize('name', moe.RUNGS)
+def test_parameters_of_a_moe_rung_are_those_of_the_model(name):
+  (cell,) = sweep.expand(
+    configure.resolve(moe.get_config()), lambda add: add(moe.rung(name))
+  )
+  count = flops.parameters(cell.config.model)
+  active = count.active - count.embedding
+  assert moe.parameters(name) == (active, count.active, count.total)
+
+
+@pytest.mark.parametrize('name', list(sizes.RUNGS))
+def test_a_moe_rung_costs_what_its_dense_rung_costs(name):
+  blocks, dense = moe.parameters(name)[0], sizes.parameters(name)[0]
+  assert 0 < blocks - dense < 0.005 * dense  # the router
+  for key in ('train.steps', 'train.batch_size', 'model.D', 'model.L'):
+    assert moe.rung(name)[key] == sizes.rung(name)[key]
+
+
+def test_moe_grid():
+  cells = expanded(moe)
+  assert len(cells) == 6
+  assert cells[0].id == 'size=tiny-moe,gamma=0.5,seed=0'
+  assert len({configure.program_key(c.config) for c in cells}) == 1
+  for cell in expanded(moe, 'sizes=0.1B+1.5B,seeds=1'):
+    assert cell.config.model.moe.dispatch == 'ragged'
+    configure.check_devices(cell.config, 64)
+  with pytest.raises(ValueError, match='sizes=7B must be one of tiny'):
+    moe.get_config('sizes=7B')
 
 
 # The grids.
