@@ -65,11 +65,6 @@ class Program:
     lower = self.in_mesh(self.step.__wrapped__.lower)
     return lower(self.abstract_state, h, batch)
 
-  def lower_step(self, h, batch) -> jax.stages.Lowered:
-    """`step` lowered and not run; the arguments may be abstract."""
-    lower = self.in_mesh(self.step.__wrapped__.lower)
-    return lower(self.abstract_state, h, batch)
-
   def in_mesh(self, fn: Callable) -> Callable:
     """`fn` traced and run under the mesh and the logical axis rules."""
     return _in_mesh(self.mesh, fn)
