@@ -113,11 +113,16 @@ class _Stds:
       'v': (m.D, m.K * m.H),
       'gate': (m.D, m.N if m.gate == 'headwise' else m.N * m.H),
       'o': (m.N * m.H, m.D),
-      'up': (m.D, m.F),
-      'mlp_gate': (m.D, m.F),
-      'down': (m.F, m.D),
+      'router': (m.D, m.moe.experts),
     }
+    for up, gate, down, F in (
+      ('up', 'mlp_gate', 'down', dense_width(m)),
+      ('expert_up', 'expert_gate', 'expert_down', m.moe.F or m.F),
+    ):
+      fans |= {up: (m.D, F), gate: (m.D, F), down: (F, m.D)}
     for kind, fan in fans.items():
+      if 0 in fan:  # the model has no such matrix
+        continue
       setattr(self, kind, float(rule.matrix_std(kind, *fan)) ** 2)
     if m.tied:
       self.head = self.embed
@@ -163,22 +168,74 @@ def _attention(config: Config, s: _Stds, stream: float) -> dict[str, float]:
   )  # fmt: skip
 
 
-def _mlp(config: Config, s: _Stds, stream: float) -> dict[str, float]:
+def _mlp(config: Config, s: _Stds, stream: float) -> dict:
+  """Branch, and what the gradients need of each of its parts."""
   m = config.model
   u = stream / (stream + m.norm_eps)
-  up = m.D * s.up * u
+  parts, router = [], None
+  if dense_width(m):
+    kinds = ('up', 'mlp_gate', 'down')
+    parts.append(_part(m, s, u, kinds, dense_width(m)))
+  if m.moe.experts:
+    router = _routing(m, m.D * s.router * u)
+    kinds = ('expert_up', 'expert_gate', 'expert_down')
+    share = router['square']
+    parts.append(_part(m, s, u, kinds, m.moe.F or m.F, share, m.moe.experts))
+  branch = sum(part['branch'] for part in parts)
+  return dict(u=u, parts=parts, router=router, branch=branch)
+
+
+def _part(m, s: _Stds, u, kinds, F: int, share=1.0, copies=1) -> dict:
+  """One MLP, or E experts that a token weighs by w: `share` is sum(w^2)."""
+  up_kind, gate_kind, down = kinds
+  up = m.D * getattr(s, up_kind) * u
   if m.mlp == 'gelu':
     hidden = mean_square_of(gelu, up)
-    slope = mean_square_of(_gelu_slope, up)
-    back = {'up': slope}
+    back = {up_kind: mean_square_of(_gelu_slope, up)}
   else:
-    gate = m.D * s.mlp_gate * u
+    gate = m.D * getattr(s, gate_kind) * u
     hidden = up * mean_square_of(silu, gate)
     back = {
-      'up': mean_square_of(silu, gate),
-      'mlp_gate': up * mean_square_of(_silu_slope, gate),
+      up_kind: mean_square_of(silu, gate),
+      gate_kind: up * mean_square_of(_silu_slope, gate),
     }
-  return dict(u=u, hidden=hidden, back=back, branch=m.F * s.down * hidden)
+  return dict(
+    hidden=hidden, back=back, down=down, F=F, share=share, copies=copies,
+    branch=share * F * getattr(s, down) * hidden,
+  )  # fmt: skip
+
+
+def _routing(m, variance: float) -> dict[str, float]:
+  """What normal router logits of this variance make of the weights.
+
+  By 4000 draws. square: sum of the squared weights of a token. slope: mean
+  over experts of the squared derivative of its output to a logit, for expert
+  outputs of unit variance; z: the same of logsumexp^2.
+  """
+  rng = np.random.default_rng(0)
+  logits = math.sqrt(variance) * rng.normal(size=(4000, m.moe.experts))
+  every = np.exp(logits)
+  total = every.sum(-1, keepdims=True)
+  rank = np.argsort(np.argsort(-logits, axis=-1), axis=-1)
+  w = np.where(rank < m.moe.top_k, every, 0.0)
+  # As in route.py: the weight of a single choice is its probability.
+  w /= total if m.moe.top_k == 1 else w.sum(-1, keepdims=True)
+  square = (w**2).sum(-1, keepdims=True)
+  if m.moe.top_k == 1:
+    p = every / total
+    slope = square * np.where(rank == 0, (1 - p) ** 2, p**2)
+  else:
+    slope = w**2 * (1 - 2 * w + square)
+  z = (2 * np.log(total) * every / total) ** 2
+  return {
+    'square': float(square.mean()), 'slope': float(slope.mean()),
+    'z': float(z.mean()),
+  }  # fmt: skip
+
+
+def dense_width(m) -> int:
+  """Hidden units that every token sees: the MLP, or the shared experts."""
+  return m.moe.shared * (m.moe.F or m.F) if m.moe.experts else m.F
 
 
 def _gradients(config: Config, s: _Stds, forward, final: float):
@@ -191,13 +248,7 @@ def _gradients(config: Config, s: _Stds, forward, final: float):
   # (p - onehot) has norm 1, and the norm divides by the stream's RMS.
   g = s.head / n**2 / (final + m.norm_eps)
   for stream, attn, mid, mlp in reversed(forward):
-    ms.setdefault('down', []).append(n * mlp['hidden'] * g)
-    back = 0.0
-    hidden_g = m.D * s.down * g
-    for kind, slope in mlp['back'].items():
-      ms.setdefault(kind, []).append(n * mlp['u'] * hidden_g * slope)
-      back += m.F * getattr(s, kind) * hidden_g * slope
-    g += back / (mid + m.norm_eps)
+    g += _mlp_gradients(config, s, mlp, g, ms) / (mid + m.norm_eps)
     out_g = m.D * s.o * g  # at the gated head outputs
     ms.setdefault('o', []).append(n * attn['gate'] * attn['out'] * g)
     u, v_g = attn['u'], out_g * attn['gate'] * attn['mass'] * m.N / m.K
@@ -219,3 +270,28 @@ def _gradients(config: Config, s: _Stds, forward, final: float):
   if m.tied:
     del ms['head']
   return {k: np.sqrt(np.array(v[::-1])) for k, v in ms.items()}
+
+
+def _mlp_gradients(config: Config, s: _Stds, mlp, g: float, ms) -> float:
+  """Adds to `ms`; returns what flows back to the normed input.
+
+  Of the router's losses only that of z counts: a load that is even enough has
+  hardly any gradient.
+  """
+  m, n = config.model, config.train.batch_size * config.train.seq_len
+  back = 0.0
+  for part in mlp['parts']:
+    per_copy = n * part['share'] / part['copies']
+    ms.setdefault(part['down'], []).append(per_copy * part['hidden'] * g)
+    hidden_g = m.D * getattr(s, part['down']) * g
+    for kind, slope in part['back'].items():
+      ms.setdefault(kind, []).append(per_copy * mlp['u'] * hidden_g * slope)
+      std = getattr(s, kind)
+      back += part['share'] * part['F'] * std * hidden_g * slope
+  if router := mlp['router']:
+    one = mlp['parts'][-1]['branch'] / router['square']  # of one expert
+    z = (m.moe.router_z / n) ** 2 * router['z']
+    logit_g = m.D * g * one * router['slope'] + z
+    ms.setdefault('router', []).append(n * mlp['u'] * logit_g)
+    back += m.moe.experts * s.router * logit_g
+  return back

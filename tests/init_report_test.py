@@ -16,7 +16,13 @@ from gamma_jax import (
   init_theory,
 )
 from gamma_jax import program as program_lib
-from gamma_jax.config import Config, InitConfig, ModelConfig, TrainConfig
+from gamma_jax.config import (
+  Config,
+  InitConfig,
+  ModelConfig,
+  MoeConfig,
+  TrainConfig,
+)
 
 MODEL = ModelConfig(D=128, F=512, L=2, N=8, K=4, H=16, V=1024, mlp='gelu')
 BASE = Config(model=MODEL, train=TrainConfig(batch_size=4, seq_len=64))
@@ -52,10 +58,25 @@ def measure(config, change=None):
 @pytest.mark.parametrize('mlp', ['gelu', 'swiglu'])
 @pytest.mark.parametrize('gamma', [0.5, 1.0])
 def test_theory_agrees_with_the_model(mlp, gamma):
-  seen, told = (
-    measure(cell(mlp, gamma)),
-    init_report.predicted(cell(mlp, gamma)),
-  )
+  assert_theory_agrees(cell(mlp, gamma), gamma)
+
+
+@pytest.mark.parametrize(
+  'gamma, experts',
+  [
+    (1.0, {'top_k': 2, 'shared': 1, 'F': 128}),
+    (0.5, {'top_k': 2}),
+    pytest.param(1.0, {'top_k': 1}, marks=pytest.mark.slow),
+  ],
+)
+def test_theory_agrees_with_experts(gamma, experts):
+  config = cell('swiglu', gamma)
+  model = dataclasses.replace(config.model, moe=MoeConfig(8, **experts))
+  assert_theory_agrees(dataclasses.replace(config, model=model), gamma)
+
+
+def assert_theory_agrees(config, gamma):
+  seen, told = measure(config), init_report.predicted(config)
   # At gamma 0.5 the branches correlate with the stream, which theory ignores.
   rel = 0.2 if gamma == 1.0 else 1.2
   for a, b in zip(seen.branches, told.branches, strict=True):
