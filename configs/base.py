@@ -53,7 +53,7 @@ def get_config(arg=None):
   config.plan = plan = config_dict.ConfigDict()
   plan.target = ''  # v5e:8x8, h100:64: --mode=plan compiles for these chips
   plan.mfu = 0.4  # share of a chip's peak that training is guessed to reach
-  plan.largest_batch = False  # search for it: some compiles more a shape
+  plan.largest_batch = False  # search for it: up to 8 compiles a shape
   return config
 
 

@@ -172,7 +172,7 @@ class PlanConfig:
 
   target: str = ''  # v5e:8x8, h100:64, ...: compile for it, without it
   mfu: float = 0.4  # share of the chip's peak FLOP/s, a guess
-  largest_batch: bool = False  # search for it, some ten compiles a shape
+  largest_batch: bool = False  # search for it: up to 8 compiles a shape
 
 
 @dataclasses.dataclass(frozen=True)
