@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ def write_text(path: str | os.PathLike, text: str) -> None:
   """Replaces `path` by `text` in one step that survives a power cut."""
   path = Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
-  # The same folder: os.replace is atomic only within one file system.
-  temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
+  # The same folder: os.replace is atomic only within one file system. A name
+  # of its own: a number of a process is not one over several hosts.
+  temporary = path.with_name(f'.{path.name}.{uuid.uuid4().hex[:12]}.tmp')
   try:
     with open(temporary, 'w', encoding='utf-8', newline='') as f:
       f.write(text)

@@ -100,7 +100,9 @@ def _train(command: command_line.Command) -> int:
   else:
     leader = distributed.Leader(cells, trainer.train)
     code = leader.run(
-      lambda: sweep.run_sweep(cells, workdir, leader.train, only)
+      lambda: sweep.run_sweep(
+        cells, workdir, leader.train, only, idle=leader.wait
+      )
     )
   if code in (0, sweep.SOME_FAILED):
     report.write_report(workdir)

@@ -13,21 +13,22 @@ other entries go along: `add({'init.rule': 'fixed', 'init.std': 0.02})`.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import os
 import re
-import traceback
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from gamma_jax import configure, files
+from gamma_jax import cell_folder, claims, configure, files
+from gamma_jax.cell_folder import check_folder, is_done
 from gamma_jax.config import Config
 from gamma_jax.errors import ConfigError, Preempted
 
 SOME_FAILED = 4  # exit code
+POLL = 5.0  # seconds between looks at the cells of other workers
 LONGEST_ID = 200  # file systems allow 255 bytes; temporary files need a few
 # One process has one platform and one way to run its grid.
 _OF_THE_GRID = ('platform', 'sweep.', 'plan.')
@@ -96,12 +97,13 @@ def expand(
 
 
 def select(cells: Sequence[Cell], only: str = '') -> list[Cell]:
-  """Cells whose id contains `only`.
+  """The cell whose id is `only`, else all whose id contains it.
 
   Raises:
     ConfigError: there are none.
   """
-  selected = [cell for cell in cells if only in cell.id]
+  same = [cell for cell in cells if only == cell.id]  # seed=1, not seed=10
+  selected = same or [cell for cell in cells if only in cell.id]
   if not selected:
     known = '; '.join(cell.id for cell in cells[:3])
     more = f' and {len(cells) - 3} more' if len(cells) > 3 else ''
@@ -115,8 +117,12 @@ def run_sweep(
   train_fn: Callable[[Config, Path], Any],
   only: str = '',
   together: Groups | None = None,
+  idle: Callable[[float], None] = time.sleep,
 ) -> int:
   """Runs what is not done yet; a failure stays with its cell.
+
+  Any number of workers may call this on one workdir, from any host: each cell
+  runs in one of them, and all return when all cells are done or have failed.
 
   Args:
     cells: the whole grid.
@@ -125,6 +131,7 @@ def run_sweep(
       with status done.
     only: runs the cells whose id contains this.
     together: decides which cells train in one program; None: each alone.
+    idle: called with seconds while other workers have the cells that are left.
 
   Returns:
     Exit code: 0 all done; 2 nothing but bad input; 3 preempted; 4 some cells
@@ -138,75 +145,102 @@ def run_sweep(
   for cell in cells:
     check_folder(cell, workdir)
   try:
-    files.write_json(workdir / 'sweep.json', _index(cells, workdir))
+    files.write_json(workdir / 'sweep.json', cell_folder.index(cells, workdir))
   except OSError as error:
     raise ConfigError(f'cannot write to --workdir: {error}') from error
-  todo = [cell for cell in selected if not is_done(workdir / cell.id)]
-  if len(todo) < len(selected):
-    done = len(selected) - len(todo)
-    logging.info('%d of %d cells are done already', done, len(selected))
-  failures: list[Exception] = []
-  number = 0
-  for group in together.split(cells, todo) if together else [[c] for c in todo]:
-    number += sum(cell in todo for cell in group)
+  worker = _Worker(cells, selected, workdir, train_fn, together)
+  while not worker.finished():
+    worker.next(idle)
+  return worker.exit_code()
+
+
+class _Worker:
+  """Runs what no other worker has claimed, until all is done or has failed."""
+
+  def __init__(self, cells, selected, workdir, train_fn, together):
+    self._cells, self._selected = cells, selected
+    self._workdir, self._train_fn, self._together = workdir, train_fn, together
+    self._claims = claims.Claims(workdir / 'claims')
+    self._tried: set[str] = set()
+    self._failures: list[Exception] = []
+    self._failed_elsewhere = False
+    self._preempted: Preempted | None = None
+    self._waiting = False
+    self._todo = self._left()
+    self._total = len(self._todo)
+    if self._total < len(selected):
+      done = len(selected) - self._total
+      logging.info('%d of %d cells are done already', done, len(selected))
+
+  def finished(self) -> bool:
+    """Whether there is nothing more to run or wait for."""
+    fail_fast = self._selected[0].config.sweep.fail_fast
+    failed = self._failures or self._failed_elsewhere
+    return bool(self._preempted or not self._todo or (failed and fail_fast))
+
+  def next(self, idle: Callable[[float], None]) -> None:
+    """Runs the first group that is free; waits a little if none is."""
+    for group in self._groups():
+      with self._claims.holding([cell.id for cell in group]) as outcomes:
+        if outcomes is None:
+          continue
+        # Another worker may have ended one since it was listed.
+        if all(cell not in self._todo or self._is_left(cell) for cell in group):
+          self._run(group, outcomes)
+        break
+    else:
+      if not self._waiting:
+        logging.info('waiting for %d cells of other workers', len(self._todo))
+      self._waiting = True
+      idle(POLL)
+    self._todo = self._left()
+
+  def exit_code(self) -> int:
+    """As run_sweep returns it."""
+    if self._preempted:
+      return self._preempted.exit_code
+    if not self._failures and not self._failed_elsewhere:
+      return 0
+    bad_input = all(isinstance(e, ConfigError) for e in self._failures)
+    if len(self._failures) == self._total and bad_input:
+      return ConfigError.exit_code
+    return SOME_FAILED
+
+  def _groups(self) -> list[list[Cell]]:
+    if self._together:
+      return self._together.split(self._cells, self._todo)
+    return [[cell] for cell in self._todo]
+
+  def _left(self) -> list[Cell]:
+    return [cell for cell in self._selected if self._is_left(cell)]
+
+  def _is_left(self, cell: Cell) -> bool:
+    if cell.id in self._tried or is_done(self._workdir / cell.id):
+      return False
+    if self._claims.failed(cell.id):
+      self._failed_elsewhere = True
+      return False
+    return True
+
+  def _run(self, group: list[Cell], outcomes: claims.Outcomes) -> None:
+    self._waiting = False
+    ours = [cell for cell in group if cell in self._todo]
+    number = self._total - len(self._todo) + len(ours)
     name = group[0].id if len(group) == 1 else f'{len(group)} cells together'
-    logging.info('cell %d of %d: %s', number, len(todo), name)
+    logging.info('cell %d of %d: %s', number, self._total, name)
     try:
-      errors = _run_group(group, workdir, train_fn, together)
+      errors = _run_group(group, self._workdir, self._train_fn, self._together)
     except Preempted as stop:
       logging.warning('%s: %s', name, stop)
-      return stop.exit_code
+      self._preempted = stop
+      return
     for cell, error in zip(group, errors, strict=True):
+      self._tried.add(cell.id)
+      outcomes[cell.id] = 'done' if error is None else 'failed'
       if error is not None:
-        _report_failure(cell, workdir / cell.id, error)
+        cell_folder.report_failure(cell.id, self._workdir / cell.id, error)
         # Without its frames, which hold the arrays of the failed cell.
-        failures.append(error.with_traceback(None))
-    if failures and group[0].config.sweep.fail_fast:
-      break
-  return _exit_code(failures, len(todo))
-
-
-def _exit_code(failures: Sequence[Exception], cells: int) -> int:
-  if not failures:
-    return 0
-  bad_input = all(isinstance(error, ConfigError) for error in failures)
-  if bad_input and len(failures) == cells:
-    return ConfigError.exit_code
-  return SOME_FAILED
-
-
-def check_folder(cell: Cell, workdir: str | os.PathLike) -> None:
-  """Refuses the folder of a cell if another config made it.
-
-  Raises:
-    ConfigError: names the first fields that differ.
-  """
-  folder = Path(workdir) / cell.id
-  path = folder / 'config.json'
-  if not path.exists():
-    found = _visible(folder)
-    if found:
-      raise ConfigError(
-        f'{folder} has {found[0]} but no config.json; use another --workdir'
-      )
-    return
-  try:
-    old = configure.from_dict(_read_json(path))
-  except ConfigError as error:
-    raise ConfigError(f'{path}: {error}') from error
-  differences = configure.differences(old, cell.config)
-  if differences:
-    more = f' and {len(differences) - 3} more' if len(differences) > 3 else ''
-    raise ConfigError(
-      f'{folder} was made with another config: {", ".join(differences[:3])}'
-      f'{more}; use another --workdir'
-    )
-
-
-def is_done(folder: Path) -> bool:
-  """Whether a cell has its final results."""
-  path = folder / 'results.json'
-  return path.exists() and _read_json(path).get('status') == 'done'
+        self._failures.append(error.with_traceback(None))
 
 
 def _cell(
@@ -273,21 +307,6 @@ def _jsonable(overrides: Mapping[str, Any]) -> dict[str, Any]:
   }
 
 
-def _index(cells: Sequence[Cell], workdir: Path) -> dict[str, Any]:
-  """Content of sweep.json: the grid, then what an earlier grid left here."""
-  rows = [{'id': cell.id, 'overrides': dict(cell.overrides)} for cell in cells]
-  path = workdir / 'sweep.json'
-  if path.exists():
-    ids = {cell.id for cell in cells}
-    rows += [
-      row
-      for row in _read_json(path).get('cells', [])
-      # One that never started was a slip, or is no longer wanted.
-      if row['id'] not in ids and (workdir / row['id']).exists()
-    ]
-  return {'cells': rows}
-
-
 def _run_group(
   group: Sequence[Cell], workdir: Path, train_fn, together: Groups | None
 ) -> list[Exception | None]:
@@ -311,33 +330,3 @@ def _run_group(
     if error is None:
       (workdir / cell.id / 'error.txt').unlink(missing_ok=True)
   return errors
-
-
-def _report_failure(cell: Cell, folder: Path, error: Exception) -> None:
-  """One line to the log, the rest to error.txt."""
-  text = ' '.join(str(error).split('\n', 1)[0].split())
-  if not isinstance(error, ConfigError):
-    text = f'{type(error).__name__}: {text} (see {folder / "error.txt"})'
-  logging.error('error: %s: %s', cell.id, text)
-  # A full disk may be the very failure that is reported.
-  with contextlib.suppress(OSError):
-    text = ''.join(traceback.format_exception(error))
-    files.write_text(folder / 'error.txt', text)
-
-
-def _visible(folder: Path) -> list[str]:
-  """Names in a folder, but for temporary files that a kill left."""
-  if not folder.exists():
-    return []
-  names = (path.name for path in folder.iterdir())
-  return sorted(name for name in names if not name.startswith('.'))
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-  try:
-    content = files.read_json(path)
-  except (OSError, ValueError) as error:
-    raise ConfigError(f'{path} cannot be read: {error}') from error
-  if not isinstance(content, dict):
-    raise ConfigError(f'{path} is not a JSON object')
-  return content
