@@ -141,7 +141,8 @@ def test_names_of_rules_agree_with_their_home():
 @pytest.mark.parametrize(
   ('path', 'value', 'message'),
   [
-    ('model.norm_eps', -1e-6, 'at least 0'),
+    ('model.norm_eps', -1e-6, 'above 0'),
+    ('model.norm_eps', 0.0, 'above 0'),
     ('opt.eps', 0.0, 'above 0'),
     ('init.std', 0.0, 'above 0'),
     ('opt.b1', 1.0, r'in \[0, 1\)'),
@@ -213,7 +214,7 @@ def test_settings_without_effect_are_refused(init, message):
     },
     {'opt': {'schedule': 'constant'}, 'train': {'steps': 20}},
     {'opt': {'warmup_steps': 0}, 'train': {'steps': 1}},
-    {'model': {'norm_eps': 0.0}},
+    {'model': {'norm_eps': 1e-30}},
     {'train': {'seq_len': 100}, 'model': {'attention_block': 64}},
     {'init': {'gamma': 0}},
   ],
@@ -267,7 +268,8 @@ def test_hash_covers_what_changes_numbers(path):
   config = changed(path, other_value(path))
   outside = (
     path.startswith(('mesh.', 'log.', 'checkpoint.', 'sweep.', 'plan.'))
-    or path in ('size', 'platform', 'data.dir', 'eval.batch_size')
+    or path
+    in ('size', 'platform', 'compile_cache', 'data.dir', 'eval.batch_size')
   )  # fmt: skip
   same = configure.config_hash(config) == configure.config_hash(Config())
   assert same == outside
@@ -292,7 +294,7 @@ def test_differences_name_both_values():
 
 
 TRACED_OR_LABEL = (
-  'seed size platform model.norm_eps opt.lr opt.weight_decay'
+  'seed size platform compile_cache model.norm_eps opt.lr opt.weight_decay'
 ).split()
 TRACED_GROUPS = (
   'init.',

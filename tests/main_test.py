@@ -12,7 +12,7 @@ import jax
 import pytest
 
 import gamma_jax
-from gamma_jax import command_line, files, main, platforms
+from gamma_jax import command_line, files, grouping, main, platforms
 from gamma_jax.errors import ConfigError, Preempted
 
 GRID = """
@@ -52,14 +52,27 @@ def trained(monkeypatch):
     done = {'status': 'done', 'steps': config.train.steps, 'metrics': metrics}
     files.write_json(folder / 'results.json', done)
 
+  def train_together(configs, folders, common, method):
+    results = []
+    for config, folder in zip(configs, folders, strict=True):
+      try:
+        results.append(train(config, folder))
+      except Preempted:
+        raise
+      except Exception as error:
+        results.append(error)
+    return results
+
   def evaluate_cell(config, folder):
     calls.append((config, folder))
 
   fake = types.ModuleType('gamma_jax.trainer')
   fake.train, fake.evaluate_cell = train, evaluate_cell
+  fake.train_together = train_together
   fake.calls, fake.failures = calls, {}
   monkeypatch.setitem(sys.modules, 'gamma_jax.trainer', fake)
   monkeypatch.setattr(gamma_jax, 'trainer', fake, raising=False)
+  monkeypatch.setattr(grouping, 'trainer', fake)
   return fake
 
 
@@ -265,7 +278,8 @@ def test_devices_are_checked_before_any_cell_runs(
   grid, trained, tmp_path, capsys
 ):
   arguments = [f'--config={grid}', f'--workdir={tmp_path}/w']
-  assert call(*arguments, '--config.train.batch_size=12') == 2
+  mesh = ['--config.mesh.data=8', '--config.train.batch_size=12']
+  assert call(*arguments, *mesh) == 2
   err = capsys.readouterr().err
   assert err.startswith('error: train.batch_size = 12 does not divide over 8')
   assert not (tmp_path / 'w').exists()
