@@ -27,8 +27,10 @@ test-examples:
 	.venv-examples/bin/python -m pytest tests/portable_examples_test.py
 
 # Compiles the train step for TPUs and GPUs that are not here: a large download.
-test-plan: $(VENV)/.dev $(VENV)/.plan
-	$(BIN)/python -m pytest -m plan -rs tests/ahead_of_time_test.py
+test-plan:
+	$(MAKE) VENV=.venv-plan .venv-plan/.dev .venv-plan/.plan
+	JAX_PLATFORMS=cpu .venv-plan/bin/python -m pytest -m plan -rs \
+	  tests/ahead_of_time_test.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -40,7 +42,7 @@ format: $(VENV)/.dev
 
 # Keeps runs/: results are not build products.
 clean:
-	rm -rf $(VENV) .venv-examples build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-examples .venv-plan build *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One stamp for each set of extras, made anew when setup.py changes.

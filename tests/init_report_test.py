@@ -115,6 +115,22 @@ def test_a_sound_init_passes_and_states_gamma():
   assert {m.path for m in report.matrices} >= {'embed/embedding', 'head/kernel'}
 
 
+@pytest.mark.parametrize('param_dtype', ['float32', 'bfloat16'])
+def test_half_precision_passes_the_same_checks(param_dtype):
+  config = cell()
+  model = dataclasses.replace(
+    config.model, dtype='bfloat16', param_dtype=param_dtype
+  )
+  half = measure(dataclasses.replace(config, model=model))
+  half.raise_if_off()
+  full = measure(config)
+  for a, b in zip(half.branches, full.branches, strict=True):
+    assert a.ratio == pytest.approx(b.ratio, rel=0.02), a.name
+  for a, b in zip(half.norms, full.norms, strict=True):
+    assert a.kept == pytest.approx(b.kept, rel=1e-3), a.name
+  assert half.logits_std == pytest.approx(full.logits_std, rel=0.02)
+
+
 def test_a_matrix_off_its_rule_in_one_layer_is_an_error():
   def spoil(params):
     q = params['blocks']['attn']['q']['kernel']
