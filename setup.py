@@ -12,6 +12,7 @@ PLAN_GPU = ['jax[cuda12-local]>=0.10.2']  # without the CUDA libraries
 # Models that we did not write, for the worked examples of audit and reinit.
 # recurrentgemma pins older numpy and absl, so it is tested in its own venv.
 EXAMPLES = ['mamba2-jax>=1.1.2', 'transformers>=4.57.6,<5']
+SLURM = ['submitit>=1.5.2']
 DEV = [
   'hypothesis>=6.170',
   'pytest>=9.2',
@@ -53,6 +54,7 @@ setuptools.setup(
     'plan-gpu': PLAN_GPU,
     'plan': [*PLAN_TPU, *PLAN_GPU],
     'examples': [*EXAMPLES, 'recurrentgemma>=1.0.1'],
-    'dev': [*DEV, *REPORT, *TB, *TOKENIZER, *EXAMPLES],
+    'slurm': SLURM,
+    'dev': [*DEV, *REPORT, *TB, *TOKENIZER, *EXAMPLES, *SLURM],
   },
 )

@@ -49,6 +49,14 @@ def get_config(arg=None):
   config.sweep = sweep = config_dict.ConfigDict()
   sweep.population = 'auto'  # cells in one program: auto | off | map | vmap
   sweep.fail_fast = False  # stop a grid at its first failed cell
+  sweep.launcher = 'local'  # local | print (commands) | submitit (SLURM)
+  sweep.slurm = slurm = config_dict.ConfigDict()
+  slurm.partition = ''  # '': the cluster's default
+  slurm.account = ''  # '': the cluster's default
+  slurm.nodes = 1  # of one cell; above 1, one process a GPU
+  slurm.gpus_per_node = 1  # of one cell
+  slurm.timeout_min = 240  # minutes; a job that needs more is queued again
+  slurm.array_parallelism = 16  # jobs at once
 
   config.plan = plan = config_dict.ConfigDict()
   plan.target = ''  # v5e:8x8, h100:64: --mode=plan compiles for these chips

@@ -38,6 +38,7 @@ class Command:
     cells: the whole grid; empty in modes report and help.
     help: text of --help.
     processes: coordinator, count and id, for distributed.initialize.
+    argv: as given, without the program's name.
   """
 
   mode: str
@@ -46,6 +47,7 @@ class Command:
   cells: Sequence[sweep.Cell]
   help: str = ''
   processes: tuple[str, int, int] = ('', -1, -1)
+  argv: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +90,8 @@ def parse(argv: Sequence[str]) -> Command:
     raise ConfigError(_explain(error)) from error
   if left[1:]:
     raise ConfigError(f'unexpected argument {left[1]!r}; flags start with --')
-  return _command(values, file, overrides)
+  command = _command(values, file, overrides)
+  return dataclasses.replace(command, argv=tuple(argv[1:]))
 
 
 def _command(

@@ -159,11 +159,25 @@ class LogConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class SlurmConfig:
+  """What each job asks SLURM for; launcher submitit."""
+
+  partition: str = ''  # '': the cluster's default, as for account
+  account: str = ''
+  nodes: int = 1  # of one cell; above 1, one process a GPU
+  gpus_per_node: int = 1
+  timeout_min: int = 240
+  array_parallelism: int = 16  # jobs at once
+
+
+@dataclasses.dataclass(frozen=True)
 class SweepConfig:
   """How a grid is run."""
 
   population: str = 'auto'  # auto | off | map | vmap: cells in one program
   fail_fast: bool = False
+  launcher: str = 'local'  # local | print | submitit
+  slurm: SlurmConfig = SlurmConfig()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,6 +32,7 @@ CHOICES = {
   'init.distribution': ('normal', 'truncated_normal'),
   'init.down_fan_in': ('hidden', 'model'),
   'sweep.population': ('auto', 'off', 'map', 'vmap'),
+  'sweep.launcher': ('local', 'print', 'submitit'),
   'opt.schedule': ('cosine', 'wsd', 'constant'),
 }
 
@@ -110,6 +111,10 @@ RANGES = {
   'eval.batch_size': _COUNT,
   'eval.documents': _MAYBE,
   'log.every': _COUNT,
+  'sweep.slurm.nodes': _COUNT,
+  'sweep.slurm.gpus_per_node': _MAYBE,
+  'sweep.slurm.timeout_min': _COUNT,
+  'sweep.slurm.array_parallelism': _COUNT,
   'plan.mfu': Interval('in (0, 1]', 0, 1, low_in=False),
 }
 

@@ -45,6 +45,9 @@ def _run(command: command_line.Command) -> int:
     report.write_report(command.workdir)
     return 0
   selected = sweep.select(command.cells, command.only)
+  launcher = command.cells[0].config.sweep.launcher
+  if command.mode == 'train' and launcher != 'local':
+    return _launch(command, selected, launcher)
   from gamma_jax import distributed, platforms
 
   first = command.cells[0].config
@@ -75,6 +78,21 @@ def _plan(command: command_line.Command, selected: Sequence[sweep.Cell]) -> int:
   from gamma_jax import plan_report
 
   plan_report.print_plan(selected, command.workdir)
+  return 0
+
+
+def _launch(command, selected: Sequence[sweep.Cell], launcher: str) -> int:
+  from gamma_jax import launch
+
+  for cell in command.cells:
+    sweep.check_folder(cell, command.workdir)
+  jobs = launch.commands(command.argv, selected, command.workdir)
+  if launcher == 'print':
+    launch.print_commands(jobs)
+    return 0
+  slurm = command.cells[0].config.sweep.slurm
+  for job in launch.submit(jobs, command.workdir / 'slurm', slurm):
+    print(job.job_id)
   return 0
 
 
