@@ -73,7 +73,7 @@ class InitConfig:
 
   rule: str = 'gamma'  # gamma|fixed|xavier|he|gpt2|megatron|small_wang
   gamma: float = 1.0  # traced
-  std: float = 0.02  # traced; rules fixed, gpt2 and megatron
+  std: float = 0.02  # traced; rules fixed and megatron
   distribution: str = 'normal'  # normal | truncated_normal
   depth_scale: bool = False  # residual outputs / sqrt(2 L)
   down_fan_in: str = 'hidden'  # hidden (true fan-in F) | model (D)
@@ -106,7 +106,7 @@ class TrainConfig:
   seq_len: int = 128
   accumulation: int = 1
   z_loss: float = 0.0
-  loss_chunk: int = 512  # tokens whose logits exist at once
+  loss_chunk: int = 512  # tokens, over all devices, whose logits exist at once
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,10 +18,6 @@ from gamma_jax import config as config_lib
 from gamma_jax import initializers, shapes
 
 RULES = ('gamma', 'fixed', 'xavier', 'he', 'gpt2', 'megatron', 'small_wang')
-# Rules that already scale residual outputs by depth.
-DEPTH_AWARE = ('gpt2', 'megatron', 'small_wang')
-# Rules whose std depends on fan-in, so that `down_fan_in` means something.
-FAN_IN_RULES = ('gamma', 'xavier', 'he')
 
 ROLE_OF_KIND = {
   'embed': 'embed',
