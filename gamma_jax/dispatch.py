@@ -24,9 +24,9 @@ import jax.numpy as jnp
 
 from gamma_jax import mlp
 
-# C over the mean load. More is wasted work on an even load, less is more
-# blocks; 1/8 is three standard deviations of a fair draw of 512 rows.
-SLACK = 1.125
+# C is the mean load and so many standard deviations of a fair draw. More is
+# wasted work on an even load, less is more blocks.
+SPREAD = 3.0
 
 
 class Kernels(NamedTuple):
@@ -100,7 +100,8 @@ def apply_experts(
     return _combine(y, weights, rows)
   if implementation == 'blocks':
     mean = weights.size / (len(kernels.up) * shards)
-    C = min(8 * math.ceil(mean * SLACK / 8), len(x))
+    C = mean + SPREAD * math.sqrt(mean)
+    C = min(8 * math.ceil(C / 8), len(x))
     x, weights, kernels, y = _beyond(block, C, x, weights, kernels, order)
     rows = _batched_rows(experts, order, C)
     batch = _gather(x, rows).reshape(-1, C, x.shape[-1])
