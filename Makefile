@@ -14,7 +14,7 @@ sweep: $(VENV)/.report
 	  --workdir=$(WORKDIR)
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 # Minutes rather than seconds: only the tests that `make test` leaves out.
 test-slow: $(VENV)/.dev
