@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends import backend_agg
 from matplotlib.figure import Figure
 
-from gamma_jax import report_plot
+from gamma_jax import report_style
 
 CHECKED = {
   'attention_flow': 'attention branch / embedding (RMS)',
@@ -45,7 +45,7 @@ def plot_slopes(
   rows = [row for row in rows if row['step'] == 0]
   mlps = _values(rows, 'mlp')
   colours = _colours(_values(rows, 'gamma'))
-  with matplotlib.rc_context(report_plot.STYLE):
+  with matplotlib.rc_context(report_style.STYLE):
     size = (5.6 * len(mlps), 8.6)
     figure, axes = _figure(size, len(CHECKED), len(mlps), sharey='row')
     labels = {}
@@ -108,7 +108,7 @@ def plot_steps(rows: Sequence[Row], lr: float, path: str | os.PathLike) -> None:
   rows = [row for row in rows if row['width'] == width]
   mlps = _values(rows, 'mlp')
   colours = _colours(_values(rows, 'gamma'))
-  with matplotlib.rc_context(report_plot.STYLE):
+  with matplotlib.rc_context(report_style.STYLE):
     size = (3.2 * len(FOLLOWED), 3.0 * len(mlps) + 0.5)
     figure, axes = _figure(size, len(mlps), len(FOLLOWED), sharey='col')
     labels = {}
@@ -200,7 +200,7 @@ def _label_right(ax: Axes, labels: Sequence[Label], heading: str) -> None:
   labels = sorted(labels, key=lambda item: item[0])
   points = 72 / ax.figure.dpi
   y = ax.transData.transform([(1, at) for at, _, _ in labels])[:, 1] * points
-  placed = report_plot.spread(y, GAP)
+  placed = report_style.spread(y, GAP)
   texts = [*labels, (labels[-1][0], heading, None)]
   shifts = [*(placed - y), placed[-1] + GAP - y[-1]]
   for (at, text, colour), shift in zip(texts, shifts, strict=True):

@@ -133,9 +133,21 @@ def test_every_number_has_a_range_and_every_choice_exists():
 
 
 def test_names_of_rules_agree_with_their_home():
-  assert limits.CHOICES['init.rule'] == init_rules.RULES
-  assert limits.DEPTH_AWARE == init_rules.DEPTH_AWARE
-  assert limits.FAN_IN == init_rules.FAN_IN_RULES
+  rules = init_rules.RULES
+  assert limits.CHOICES['init.rule'] == rules
+  deep = tuple(r for r in rules if o_std(r, L=2) != o_std(r, L=8))
+  assert limits.DEPTH_AWARE == deep
+  assert limits.FAN_IN == tuple(
+    r for r in rules if o_std(r, fan_in=32) != o_std(r, fan_in=64)
+  )
+
+
+def o_std(name: str, L: int = 2, fan_in: int = 32) -> float:
+  rule = init_rules.make_rule(
+    dataclasses.replace(config_lib.InitConfig(), rule=name),
+    dataclasses.replace(config_lib.ModelConfig(), L=L),
+  )
+  return rule.matrix_std('o', fan_in, 64)
 
 
 @pytest.mark.parametrize(
