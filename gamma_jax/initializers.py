@@ -118,7 +118,7 @@ def gamma_normal(
     raise ValueError(f'gamma must be finite, got {gamma}')
   if distribution not in DISTRIBUTIONS:
     raise ValueError(f'distribution {distribution!r}: not in {DISTRIBUTIONS}')
-  axes = shapes.as_axes(in_axis, out_axis, batch_axis)
+  axes = shapes.Axes(in_axis, out_axis, batch_axis)
 
   def init(key, shape, dtype=dtype, out_sharding=None) -> jax.Array:
     fan_in, _ = axes.fans(shape)

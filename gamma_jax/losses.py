@@ -99,12 +99,13 @@ def _logits(hidden: jax.Array, head: jax.Array) -> jax.Array:
   """[B, C, D], [D, V] -> float32 [B, C, V]."""
   # The cast stays inside the loop, so that the gradient of the head is summed
   # over chunks in the head's own dtype.
-  return jnp.einsum(
-    'BCD,DV->BCV',
-    hidden,
+  B, C, D = hidden.shape
+  logits = jnp.matmul(  # flat, as in layers.project
+    hidden.reshape(B * C, D),
     head.astype(hidden.dtype),
     preferred_element_type=jnp.float32,
   )
+  return logits.reshape(B, C, -1)
 
 
 def _score(logits: jax.Array, labels: jax.Array):

@@ -25,6 +25,12 @@ class Axes:
   out_axis: tuple[int, ...]
   batch_axis: tuple[int, ...] = ()
 
+  def __post_init__(self):
+    for field in dataclasses.fields(self):  # Axes(0, 1) is as good
+      axis = getattr(self, field.name)
+      axis = (axis,) if isinstance(axis, int) else tuple(axis)
+      object.__setattr__(self, field.name, axis)
+
   def fans(self, shape: Sequence[int]) -> tuple[int, int]:
     """Returns (d_in, d_out) of `shape`.
 
@@ -69,19 +75,6 @@ def weight_axes(equation: str) -> Axes:
     kind = 'out' if letter not in x else 'batch' if letter in y else 'in'
     axes[kind].append(index)
   return Axes(tuple(axes['in']), tuple(axes['out']), tuple(axes['batch']))
-
-
-def as_axes(
-  in_axis: int | Sequence[int],
-  out_axis: int | Sequence[int],
-  batch_axis: int | Sequence[int] = (),
-) -> Axes:
-  """Builds `Axes` from single integers or sequences."""
-  return Axes(_tuple(in_axis), _tuple(out_axis), _tuple(batch_axis))
-
-
-def _tuple(axis: int | Sequence[int]) -> tuple[int, ...]:
-  return (axis,) if isinstance(axis, int) else tuple(axis)
 
 
 def _positive(axis: int, ndim: int) -> int:

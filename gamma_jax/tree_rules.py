@@ -117,8 +117,6 @@ def _leaf(path: str, box: Any, found: list[tuple[str, Rule]]) -> Leaf:
   dtype = getattr(value, 'dtype', None)
   if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
     raise AuditError(f'{path!r} is {dtype or type(value)}, not floating point')
-  # Users write Axes(0, 1) as well as Axes((0,), (1,)).
-  axes = shapes.as_axes(axes.in_axis, axes.out_axis, axes.batch_axis)
   try:
     d_in, _ = axes.fans(value.shape)
   except ValueError as error:

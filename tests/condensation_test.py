@@ -221,17 +221,17 @@ def test_transposition_trap():
 def test_as_matrix_orders_batch_out_in():
   kernel = jnp.arange(2 * 3 * 4 * 5, dtype=jnp.float32).reshape(2, 3, 4, 5)
   # Output matrix N, H, D with a layer axis.
-  axes = shapes.as_axes(in_axis=(1, 2), out_axis=3, batch_axis=0)
+  axes = shapes.Axes(in_axis=(1, 2), out_axis=3, batch_axis=0)
   got = condensation.as_matrix(kernel, axes)
   assert got.shape == (2, 5, 12)
   assert got[1, 4, 2 * 4 + 3] == kernel[1, 2, 3, 4]
   # Query kernel D, N, H, one matrix a head.
-  axes = shapes.as_axes(in_axis=1, out_axis=-1, batch_axis=(0, 2))
+  axes = shapes.Axes(in_axis=1, out_axis=-1, batch_axis=(0, 2))
   got = condensation.as_matrix(kernel, axes)
   assert got.shape == (2, 4, 5, 3)
   assert got[1, 3, 4, 2] == kernel[1, 2, 3, 4]
   with pytest.raises(ValueError, match='exactly once'):
-    condensation.as_matrix(kernel, shapes.as_axes(0, 1))
+    condensation.as_matrix(kernel, shapes.Axes(0, 1))
 
 
 def declared(kind, fan_in, fan_out, names):
@@ -340,5 +340,5 @@ def test_shape_that_contradicts_its_declaration_is_an_error():
 
 def test_dense_kernel_of_flax_is_in_out():
   kernel = nn.Dense(5).init(jax.random.key(0), jnp.ones((1, 3)))['params']
-  w = condensation.as_matrix(kernel['kernel'], shapes.as_axes(0, 1))
+  w = condensation.as_matrix(kernel['kernel'], shapes.Axes(0, 1))
   assert w.shape == (5, 3)  # neurons, inputs

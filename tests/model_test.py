@@ -215,3 +215,33 @@ def test_norm_equals_the_textbook_formula_in_float64(dtype, scale, spiky):
   got = np.asarray(layers.rms_norm(x, jnp.ones(256), eps), np.float64)
   rtol = 1e-5 if dtype == 'float32' else 0.01
   np.testing.assert_allclose(got, want, rtol=rtol, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+  'equation', ['BTD,DF->BTF', 'BTD,DNH->BTNH', 'BTNH,NHD->BTD']
+)
+def test_project_is_the_einsum_it_states(equation):
+  size = dict(B=2, T=3, D=4, F=5, N=2, H=6)
+  x, w = (
+    jax.random.normal(jax.random.key(i), [size[a] for a in axes])
+    for i, axes in enumerate(equation.partition('->')[0].split(','))
+  )
+  want = np.einsum(equation, np.float64(x), np.float64(w))
+  np.testing.assert_allclose(
+    layers.project(equation, x, w), want, rtol=2e-6, atol=2e-6
+  )
+
+
+@pytest.mark.parametrize(
+  'equation',
+  [
+    'BTD,FD->BTF',
+    'BDT,DF->BTF',
+    'BTD,DF->BFT',
+    'BTD,BDF->BTF',
+    'BTNH,HND->BTD',
+  ],
+)
+def test_project_refuses_what_is_not_one_product_of_matrices(equation):
+  with pytest.raises(ValueError, match='batch'):
+    layers.project(equation, jnp.ones((2, 3, 4)), jnp.ones((4, 5)))

@@ -38,11 +38,16 @@ def test_bad_equations_are_errors(equation, message):
 @pytest.mark.parametrize(
   'axes',
   [
-    shapes.as_axes(0, 1),  # axis 2 is not named
-    shapes.as_axes((0, 1), (1, 2)),  # axis 1 twice
-    shapes.as_axes(0, (1, 3)),  # out of range
+    shapes.Axes(0, 1),  # axis 2 is not named
+    shapes.Axes((0, 1), (1, 2)),  # axis 1 twice
+    shapes.Axes(0, (1, 3)),  # out of range
   ],
 )
 def test_axes_must_cover_the_shape_exactly(axes):
   with pytest.raises(ValueError, match='axis|axes|Axes'):
     axes.fans((4, 5, 6))
+
+
+def test_a_single_axis_may_be_an_integer():
+  assert shapes.Axes(0, [1], 2) == shapes.Axes((0,), (1,), (2,))
+  assert shapes.Axes(0, 1).fans((3, 4)) == (3, 4)
