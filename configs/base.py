@@ -44,6 +44,7 @@ def get_config(arg=None):
 
   config.log = log = config_dict.ConfigDict()
   log.every = 1  # updates between lines of metrics.jsonl
+  log.mechanics = 3  # condensation, sinks: at so many steps a decade; 0: none
   log.tensorboard = False  # also write TensorBoard files
 
   config.sweep = sweep = config_dict.ConfigDict()

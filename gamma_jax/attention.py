@@ -11,7 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from gamma_jax import attend, init_rules, layers
+from gamma_jax.analysis import attention_sink
 from gamma_jax.config import ModelConfig
+
+MECHANICS = 'mechanics'  # collection of measures; empty unless asked for
 
 
 class Attention(nn.Module):
@@ -62,14 +65,19 @@ class Attention(nn.Module):
     y = attend.attend(
       q, k, v, segment_ids, positions, block=c.attention_block
     )  # [B, T, N, H]
+    self._sow(attention_sink.attention_metrics, q, k, segment_ids)
     if c.gate == 'elementwise':
-      logits = project('gate', 'gate', 'BTD,DNH->BTNH', (c.D, c.N, c.H), heads)
-      y = y * _sigmoid(logits(x))
+      gate = project('gate', 'gate', 'BTD,DNH->BTNH', (c.D, c.N, c.H), heads)
+      logits = gate(x)
+      y = y * _sigmoid(logits)
+      self._sow(attention_sink.gate_stats, logits, segment_ids)
     elif c.gate == 'headwise':
-      logits = project(
+      gate = project(
         'gate', 'gate', 'BTD,DN->BTN', (c.D, c.N), ('embed', 'heads')
       )
-      y = y * _sigmoid(logits(x))[..., None]
+      logits = gate(x)
+      y = y * _sigmoid(logits)[..., None]
+      self._sow(attention_sink.gate_stats, logits, segment_ids)
     out = project(
       'o',
       'o',
@@ -78,6 +86,11 @@ class Attention(nn.Module):
       ('heads', 'head_dim', 'embed'),
     )
     return out(y)
+
+  def _sow(self, measure, *args) -> None:
+    if self.is_mutable_collection(MECHANICS):
+      for name, value in measure(*args).items():
+        self.sow(MECHANICS, name, value, reduce_fn=lambda _, new: new)
 
 
 def _sigmoid(logits: jax.Array) -> jax.Array:

@@ -155,6 +155,7 @@ class LogConfig:
   """Where numbers go besides metrics.jsonl."""
 
   every: int = 1
+  mechanics: int = 3  # measures of weights and attention a decade; 0: none
   tensorboard: bool = False
 
 

@@ -111,6 +111,7 @@ RANGES = {
   'eval.batch_size': _COUNT,
   'eval.documents': _MAYBE,
   'log.every': _COUNT,
+  'log.mechanics': _MAYBE,
   'sweep.slurm.nodes': _COUNT,
   'sweep.slurm.gpus_per_node': _MAYBE,
   'sweep.slurm.timeout_min': _COUNT,

@@ -9,6 +9,7 @@ from gamma_jax import (
   files,
   init_report,
   init_table,
+  mechanics,
   metric_writer,
 )
 from gamma_jax.config import Config
@@ -27,6 +28,8 @@ class Member:
 
   Attributes:
     tokens: scored tokens seen, counted from real labels.
+    initial_norms: Frobenius norms of the initial weights, by metric name;
+      empty where mechanics were not logged.
     failure: why the cell stopped, or None.
   """
 
@@ -35,10 +38,13 @@ class Member:
   ):
     self.config, self.folder = config, folder
     self.tokens: int = past.get('tokens', 0)
+    self.initial_norms: dict[str, float] = past.get('initial_norms', {})
     self._last: dict[str, float] = past.get('last', {})
     message = past.get('failure')
     self.failure = None if message is None else NonFiniteLoss(message)
     path = folder / 'metrics.jsonl'
+    if not past:
+      step = -1  # a line of step 0 is made again too
     writers = [metric_writer.JsonlWriter(path, resume_step=step)]
     if config.log.tensorboard:
       writers.append(
@@ -51,7 +57,12 @@ class Member:
   def progress(self) -> dict:
     """What a checkpoint must remember of this cell."""
     failure = None if self.failure is None else str(self.failure)
-    return {'tokens': self.tokens, 'last': self._last, 'failure': failure}
+    return {
+      'tokens': self.tokens,
+      'initial_norms': self.initial_norms,
+      'last': self._last,
+      'failure': failure,
+    }
 
   def report_init(self, report: init_report.InitReport) -> None:
     """Says what the run starts from, and stops it if that is not its rule."""
@@ -61,6 +72,11 @@ class Member:
     for line in init_table.summary(report):
       print(line)
     report.raise_if_off()
+
+  def log_start(self, line: dict[str, float]) -> None:
+    """Writes the mechanics of the initial weights, and keeps their norms."""
+    self.initial_norms = mechanics.norms(line)
+    self._writer.write(0, line)
 
   def log(self, step: int, line: dict[str, float]) -> bool:
     """Writes the metrics of a step; False when the cell just failed.
@@ -81,8 +97,8 @@ class Member:
     line['train/tokens_seen'] = self.tokens
     self._last = {'train/loss_last': loss}
     last = step == self.config.train.steps
-    evaluated = any(name.startswith('heldout/') for name in line)
-    if last or evaluated or step % self.config.log.every == 0:
+    rare = any(name.startswith(('heldout/', 'condense/')) for name in line)
+    if last or rare or step % self.config.log.every == 0:
       self._writer.write(step, line)
     return True
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from flax.core import meta
 
 from gamma_jax import attention, init_rules, layers, mlp, moe
+from gamma_jax.analysis import attention_sink
 from gamma_jax.config import ModelConfig
 
 PROBE = 'probe'  # collection of diagnostics; empty unless asked for
@@ -51,6 +52,9 @@ class Block(nn.Module):
       u, segment_ids, positions, norm_eps
     )
     x = self._add('attn', x, branch)
+    if self.is_mutable_collection(attention.MECHANICS):
+      ratio = attention_sink.max_activation_ratio(x, segment_ids)
+      self.sow(attention.MECHANICS, 'max_activation', ratio, reduce_fn=_last)
     u = layers.RMSNorm(**norm, name='mlp_norm')(x, norm_eps)
     stats = None
     if c.moe.experts:
@@ -120,7 +124,9 @@ class Transformer(nn.Module):
       )
     stack = nn.scan(
       block,
-      variable_axes={'params': 0, moe.STATE: 0, PROBE: 0},
+      variable_axes=dict.fromkeys(
+        ('params', moe.STATE, PROBE, attention.MECHANICS), 0
+      ),
       split_rngs={'params': True},
       in_axes=(nn.broadcast, nn.broadcast, nn.broadcast),
       length=c.L,

@@ -41,8 +41,8 @@ class Engine(Protocol):
   def nll(self, state, batch: Batch) -> np.ndarray:
     """NLL [P, B, T] of one evaluation batch."""
 
-  def params(self, state, member: int):
-    """Parameters of one member, on the devices of `program`."""
+  def weights(self, state, member: int):
+    """(params, moe_state) of one member, on the devices of `program`."""
 
 
 class Single:
@@ -74,10 +74,10 @@ class Single:
       )
     )[None]
 
-  def params(self, state, member):
-    """The parameters."""
+  def weights(self, state, member):
+    """(params, moe_state)."""
     del member
-    return state.params
+    return state.params, state.moe_state
 
 
 class Spread:
@@ -142,12 +142,11 @@ class Spread:
     ]
     return np.stack(jax.device_get(out))
 
-  def params(self, state, member):
-    """Parameters of one member on the program's devices."""
-    where = jax.tree.map(
-      lambda x: x.sharding, self.program.abstract_state.params
+  def weights(self, state, member):
+    """(params, moe_state) of one member on the program's devices."""
+    return self.program.put_weights(
+      state[member].params, state[member].moe_state
     )
-    return jax.device_put(state[member].params, where)
 
 
 class Batched:
@@ -196,13 +195,12 @@ class Batched:
     """NLL [P, B, T]."""
     return np.asarray(self._nll(state, self._hyper, batch))[: self._size]
 
-  def params(self, state, member):
-    """Parameters of one member on the program's devices."""
-    one = jax.tree.map(lambda x: np.asarray(x[member]), state.params)
-    where = jax.tree.map(
-      lambda x: x.sharding, self.program.abstract_state.params
+  def weights(self, state, member):
+    """(params, moe_state) of one member on the program's devices."""
+    one = jax.tree.map(
+      lambda x: np.asarray(x[member]), (state.params, state.moe_state)
     )
-    return jax.device_put(one, where)
+    return self.program.put_weights(*one)
 
 
 def _on(device: jax.Device):

@@ -77,6 +77,14 @@ class Program:
       for k, v in batch.items()
     }
 
+  def put_weights(self, params, moe_state):
+    """(params, moe_state) from anywhere -> on the devices of the program."""
+    where = jax.tree.map(
+      lambda x: x.sharding,
+      (self.abstract_state.params, self.abstract_state.moe_state),
+    )
+    return jax.device_put((params, moe_state), where)
+
 
 class _Hashable:
   """A tree of shardings as a cache key."""

@@ -25,6 +25,7 @@ from gamma_jax import (
   files,
   flops,
   init_report,
+  mechanics,
   plan,
   population,
   progress,
@@ -85,8 +86,10 @@ class Run:
       Member(config, cell, past[i] if past else {}, self.step)
       for i, (config, cell) in enumerate(zip(configs, cells, strict=True))
     ]
+    self._mechanics = mechanics.Mechanics(self.engine, configs)
     if latest is None:
       self._report_init()
+      self._log_start()
     self._clock = time.monotonic()
 
   def _report_init(self):
@@ -97,10 +100,15 @@ class Run:
       report = init_report.measured(
         member.config,
         self.engine.program,
-        self.engine.params(self.state, i),
+        self.engine.weights(self.state, i)[0],
         batches[fresh.member[i]],
       )
       member.report_init(report)
+
+  def _log_start(self):
+    measured = self._mechanics.measure(self.state, 0)
+    for member, values in zip(self.members, measured or (), strict=False):
+      member.log_start(self._mechanics.line(values))
 
   def advance(self):
     """Dispatches one step, then logs the one before it."""
@@ -108,7 +116,9 @@ class Run:
     self.state, out = self.engine.step(self.state, batches)
     self.step += 1
     self.crcs = [zlib.crc32(np.ascontiguousarray(b['tokens'])) for b in batches]
-    previous, self._pending = self._pending, (self.step, out, self.crcs)
+    measured = self._mechanics.measure(self.state, self.step)
+    pending = self.step, out, self.crcs, measured
+    previous, self._pending = self._pending, pending
     return self._log(previous, None)
 
   def flush(self, heldout: list[dict] | None = None):
@@ -120,7 +130,7 @@ class Run:
     """Returns (step, mean loss of the members still going, tokens/s)."""
     if pending is None:
       return None
-    step, out, crcs = pending
+    step, out, crcs, measured = pending
     values = {k: np.atleast_1d(v) for k, v in jax.device_get(out).items()}
     now = time.monotonic()
     seconds, self._clock = max(now - self._clock, 1e-9), now
@@ -132,6 +142,8 @@ class Run:
       line['perf/tokens_per_second'] = rate
       line['perf/model_flops_per_second'] = rate * self._flops
       line |= heldout[i] if heldout else {}
+      if measured:
+        line |= self._mechanics.line(measured[i], member.initial_norms)
       failed_before = member.failure is not None
       if member.log(step, line):
         losses.append(line['train/loss'])

@@ -16,7 +16,6 @@ are left out. A quantity of which nothing is left is 0; NaN stays NaN.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -24,10 +23,11 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.sparse import csgraph
 
-from gamma_jax import init_rules, shapes
+from gamma_jax import shapes
 
 ALIGNED = 0.7  # |cosine| above which two neurons belong together (2405.05409)
 LIMIT = 512
+_SVD_LIMIT = 512
 _PRODUCTS = 32  # W'W v products; off by 0.2% at most on Gaussians, the worst
 
 
@@ -102,10 +102,10 @@ def _largest_eigenvalue(w: jax.Array) -> jax.Array:
 def effective_rank(w: Any) -> np.ndarray:
   """exp(entropy of s / sum(s)) of the singular values of w [..., d_out, d_in].
 
-  On the host in float64: small singular values count here, and their squares
-  in the Gram matrix would drown in float32. Costs d1 d2 min(d1, d2)
-  multiply-adds and an eigvalsh of min(d1, d2): seconds at 2048 x 5632, too
-  much for the train step. 0 for a zero matrix.
+  On the host in float64, for any number of matrices: small singular values
+  count here, and their squares in the Gram matrix would drown in float32.
+  Costs d1 d2 min(d1, d2) multiply-adds and an eigvalsh of min(d1, d2): seconds
+  at 2048 x 5632. 0 for a zero matrix.
   """
   w = np.asarray(w, np.float64)
   w = w / _nonzero_np(np.abs(w).max(axis=(-2, -1), keepdims=True))
@@ -115,6 +115,15 @@ def effective_rank(w: Any) -> np.ndarray:
   share = s / _nonzero_np(s.sum(axis=-1, keepdims=True))
   entropy = -np.sum(share * np.log(_nonzero_np(share)), axis=-1)
   return np.where(s[..., -1] == 0, 0.0, np.exp(entropy))
+
+
+def _effective_rank32(w: jax.Array) -> jax.Array:
+  """`effective_rank` of one w on the device, by a float32 SVD."""
+  w = w.astype(jnp.float32)
+  s = jnp.linalg.svd(w / _nonzero(jnp.max(jnp.abs(w))), compute_uv=False)
+  share = s / _nonzero(jnp.sum(s))
+  entropy = -jnp.sum(share * jnp.log(_nonzero(share)))
+  return jnp.where(s[0] == 0, 0.0, jnp.exp(entropy))
 
 
 def mean_abs_cosine(w: jax.Array, limit: int = LIMIT) -> jax.Array:
@@ -170,107 +179,21 @@ def frobenius(w: jax.Array) -> jax.Array:
   return size * jnp.sqrt(jnp.sum(jnp.square(w / size)))
 
 
-def frobenius_ratio(w: jax.Array, initial_norm: jax.Array) -> jax.Array:
-  """||W||_F over its value at initialization."""
-  return frobenius(w) / initial_norm
-
-
 def matrix_metrics(w: jax.Array, limit: int = LIMIT) -> dict[str, jax.Array]:
-  """What is cheap enough for the train step, of one w [d_out, d_in].
+  """What is cheap enough to follow in training, of one w [d_out, d_in].
 
-  About 70 passes over w and limit^2 d_in multiply-adds.
+  About 70 passes over w and limit^2 d_in multiply-adds; 'effective_rank' only
+  up to 512 on the short side, beyond which the SVD would cost more than that.
   """
-  return {
+  out = {
     'stable_rank': stable_rank(w),
     'mean_abs_cosine': mean_abs_cosine(w, limit),
     'cluster_share': largest_cluster_share(w, limit),
     'frobenius': frobenius(w),
   }
-
-
-def tree_metrics(
-  params: Any,
-  declarations: Mapping[str, Any],
-  initial: Mapping[str, jax.Array] | None = None,
-  limit: int = LIMIT,
-) -> dict[str, jax.Array]:
-  """`matrix_metrics` of every matrix of a model.
-
-  Args:
-    params: tree of dicts of arrays.
-    declarations: parameter path -> its box, from `layers.declarations`.
-    initial: what this function returned at step 0; adds 'frobenius_ratio'.
-    limit: most neurons of a matrix whose cosines are taken.
-
-  Returns:
-    'condense/stable_rank/q/0' -> scalar: metric, kind, layer. Matrices outside
-    the blocks have no layer; experts are averaged. Where several parameters
-    are of one kind, the path takes its place ('blocks.moe.shared.up.kernel').
-
-  Raises:
-    ValueError: a parameter whose shape contradicts its declaration.
-  """
-  kinds = [d.kind for d in declarations.values()]
-  out = {}
-  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-    name = '/'.join(p.key for p in path)
-    declared = declarations[name]
-    if declared.kind not in init_rules.ROLE_OF_KIND:
-      continue
-    unique = kinds.count(declared.kind) == 1
-    label = declared.kind if unique else name.replace('/', '.')
-    matrices = as_matrix(leaf, declared_axes(declared, leaf.shape, name))
-    for metric, value in _stack_metrics(matrices, limit).items():
-      if not _stacked(declared):
-        out[f'condense/{metric}/{label}'] = jnp.mean(value)
-        continue
-      for layer in range(len(value)):
-        out[f'condense/{metric}/{label}/{layer}'] = jnp.mean(value[layer])
-  if initial is not None:
-    for key in [k for k in out if k.startswith('condense/frobenius/')]:
-      ratio = key.replace('/frobenius/', '/frobenius_ratio/')
-      out[ratio] = out[key] / initial[key]
+  if min(w.shape) <= _SVD_LIMIT:
+    out['effective_rank'] = _effective_rank32(w)
   return out
-
-
-def declared_axes(declared: Any, shape: tuple[int, ...], name: str = ''):
-  """`shapes.Axes` of a parameter, from its box and full shape.
-
-  Every kernel is [*batch, *in, *out] and the embedding [*batch, out, in]; the
-  declared fans say where to cut.
-
-  Raises:
-    ValueError: no cut of the shape gives the declared fans.
-  """
-  first, last = declared.fan_in, declared.fan_out
-  if declared.kind == 'embed':
-    first, last = last, first
-  axes = range(len(shape))
-  # The layer axis is known by name: with one layer its size tells nothing.
-  for start in axes[_stacked(declared) :]:
-    for cut in axes[start + 1 :]:
-      halves = math.prod(shape[start:cut]), math.prod(shape[cut:])
-      if halves == (first, last):
-        pair = tuple(axes[start:cut]), tuple(axes[cut:])
-        ins, outs = pair[::-1] if declared.kind == 'embed' else pair
-        return shapes.Axes(ins, outs, tuple(axes[:start]))
-  raise ValueError(
-    f'parameter {name} of shape {shape} has no axes with d_in '
-    f'{declared.fan_in} and d_out {declared.fan_out}, as declared'
-  )
-
-
-def _stacked(declared: Any) -> bool:
-  return declared.names[0] == 'layers'
-
-
-def _stack_metrics(matrices: jax.Array, limit: int) -> dict[str, jax.Array]:
-  """[*batch, d_out, d_in] -> values of shape batch, one matrix at a time."""
-  batch = matrices.shape[:-2]
-  flat = matrices.reshape(-1, *matrices.shape[-2:])
-  # vmap would hold float32 copies of all layers at once.
-  values = jax.lax.map(lambda w: matrix_metrics(w, limit), flat)
-  return {metric: v.reshape(batch) for metric, v in values.items()}
 
 
 def _rows(rows: int, limit: int) -> np.ndarray:
