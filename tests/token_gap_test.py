@@ -36,9 +36,7 @@ def cut(block, size):
 
 def analyse(blocks, **kwargs):
   kwargs = {'bins': 12, 'replicates': 200} | kwargs
-  return token_gap.analyse(
-    blocks, documents=DOCUMENTS, vocab_size=V, **kwargs
-  )
+  return token_gap.analyse(blocks, documents=DOCUMENTS, vocab_size=V, **kwargs)
 
 
 def numbers(gap):
@@ -161,7 +159,7 @@ def test_frequency_bins_are_half_decades():
 def test_intervals_are_those_of_documents():
   """A gain that a document shares by half: tokens alone would look certain."""
   rng = np.random.default_rng(0)
-  truth, covered, widths, runs = 0.1, 0, [], 60
+  truth, covered, widths, runs = 0.1, 0, [], 40
   for seed in range(runs):
     shift = np.repeat(rng.normal(truth, 0.3, DOCUMENTS), LENGTH)
     block = rows(seed)
@@ -169,8 +167,8 @@ def test_intervals_are_those_of_documents():
     e = analyse([block], bins=2, seed=seed).overall.gain
     covered += e.low <= truth <= e.high
     widths.append(e.high - e.low)
-  # 95 % of 60 is 57; under 51 has a chance of 1 in 1000.
-  assert covered >= 51
+  # 95 % of 40 is 38; under 33 has a chance of 1 in 1000.
+  assert covered >= 33
   want = 2 * 1.96 * 0.3 / np.sqrt(DOCUMENTS)
   assert np.mean(widths) == pytest.approx(want, rel=0.1)
 
