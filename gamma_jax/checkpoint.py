@@ -13,6 +13,8 @@ import logging
 import pathlib
 from typing import Any
 
+import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
@@ -165,3 +167,42 @@ def load_params(directory: pathlib.Path, step: int | None = None):
   if isinstance(state, list):  # a population, one state a member
     return step, [member['params'] for member in state]
   return step, state['params']
+
+
+def load_model(directory: pathlib.Path, step: int, member: int | None = None):
+  """What a model needs to be applied, as host arrays, without its optimizer.
+
+  It needs none of the devices that the run had.
+
+  Args:
+    directory: a `checkpoints` folder.
+    step: a complete one.
+    member: which one of a population; None for a cell that trained alone.
+
+  Returns:
+    (params, moe_state), as in train_step.TrainState.
+  """
+  path = pathlib.Path(directory).resolve() / str(step) / 'state'
+  reader = ocp.PyTreeCheckpointer()
+  tree = reader.metadata(path).item_metadata.tree
+
+  def wanted(state):
+    return {key: state[key] for key in ('params', 'moe_state')}
+
+  apart = isinstance(tree, list)  # 'map': one state a member
+  item = [wanted(one) for one in tree] if apart else wanted(tree)
+  state = reader.restore(
+    path,
+    args=ocp.args.PyTreeRestore(
+      item=item,
+      restore_args=jax.tree.map(
+        lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item
+      ),
+      partial_restore=True,
+    ),
+  )
+  if apart:
+    state = state[member]
+  elif member is not None:  # 'vmap': members stacked on axis 0
+    state = jax.tree.map(lambda x: x[member], state)
+  return state['params'], state['moe_state']

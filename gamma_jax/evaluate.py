@@ -75,6 +75,11 @@ def summarize(sums: DocumentSums, sources: Sequence[str]) -> dict[str, float]:
   return out
 
 
+def model_inputs(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """The fields of an evaluation batch that a model reads."""
+  return {k: v for k, v in batch.items() if k not in ('doc', 'label_index')}
+
+
 def evaluate(
   nll_fn: Callable[[dict[str, np.ndarray]], np.ndarray],
   members: int,
@@ -93,7 +98,7 @@ def evaluate(
   """
   sums = [DocumentSums(len(sources), token_bytes) for _ in range(members)]
   for batch in batches:
-    nll = nll_fn({k: v for k, v in batch.items() if k != 'doc'})
+    nll = nll_fn(model_inputs(batch))
     for one, member_nll in zip(sums, nll, strict=True):
       one.add(member_nll, batch)
   return [summarize(one, sources) for one in sums]

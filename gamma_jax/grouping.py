@@ -7,18 +7,17 @@ that is stopped and called again finds the same groups and their checkpoints.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import logging
 import pathlib
 from collections.abc import Sequence
 
 import jax
 
-from gamma_jax import configure, plan, trainer
+from gamma_jax import configure, plan, trained, trainer
 from gamma_jax.config import Config, DataConfig, MeshConfig
 from gamma_jax.sweep import Cell
 
-FOLDER = 'populations'  # of the workdir; holds the common checkpoints
+FOLDER = trained.POPULATIONS  # of the workdir; the common checkpoints
 
 
 class Populations:
@@ -60,10 +59,12 @@ class Populations:
     """Trains a group; for every cell None, or why it failed."""
     method = _method(group[0].config)
     logging.info('%d cells in one program (%s)', len(group), method)
+    folder = self._workdir / FOLDER / _name(group)
+    trained.write_members(folder, [cell.id for cell in group])
     results = trainer.train_together(
       [cell.config for cell in group],
       [self._folder(cell) for cell in group],
-      self._workdir / FOLDER / _name(group),
+      folder,
       method,
     )
     return [r if isinstance(r, Exception) else None for r in results]
@@ -113,5 +114,4 @@ def _parts(group: list[Cell]) -> list[list[Cell]]:
 
 
 def _name(group: Sequence[Cell]) -> str:
-  text = '\n'.join(cell.id for cell in group)
-  return f'{len(group)}-{hashlib.sha256(text.encode()).hexdigest()[:12]}'
+  return trained.population_name([cell.id for cell in group])

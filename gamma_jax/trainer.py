@@ -32,6 +32,7 @@ from gamma_jax import (
   provenance,
   sharding,
   streams,
+  trained,
 )
 from gamma_jax import program as program_lib
 from gamma_jax.config import Config
@@ -321,12 +322,13 @@ def evaluate_cell(config: Config, cell: pathlib.Path) -> dict[str, float]:
   Raises:
     ConfigError: the cell has no complete checkpoint.
   """
-  folder = cell / 'checkpoints'
-  steps = checkpoint.complete_steps(folder)
-  if not steps:
-    raise ConfigError(f'no complete checkpoint in {folder}; train it first')
+  folder, member, steps = trained.checkpoints(cell)
   engine = _engine([config], [0], 'single')
-  state = checkpoint.load_state(folder, steps[-1], engine.abstract_state)
+  if member is None:
+    state = checkpoint.load_state(folder, steps[-1], engine.abstract_state)
+  else:
+    params, moe_state = checkpoint.load_model(folder, steps[-1], member)
+    state = engine.abstract_state.replace(params=params, moe_state=moe_state)
   (metrics,) = evaluate.evaluate(
     lambda batch: engine.nll(state, batch),
     1,

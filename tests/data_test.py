@@ -376,6 +376,7 @@ def windows(batches):
   for batch in batches:
     mask = batch['mask']
     assert (batch['doc'] >= 0).tolist() == mask.tolist()
+    assert (batch['label_index'] >= 0).tolist() == mask.tolist()
     assert (batch['segment_ids'] > 0).tolist() == mask.tolist()
     for row in range(len(mask)):
       segments = batch['segment_ids'][row]
@@ -384,6 +385,8 @@ def windows(batches):
         (doc,) = np.unique(batch['doc'][row][here])
         positions = batch['positions'][row][here]
         assert positions.tolist() == list(range(len(positions)))
+        offset = batch['label_index'][row][here] - positions
+        assert np.ptp(offset) == 0 and offset[0] % len(mask[0]) == 0
         inputs, labels = batch['inputs'][row], batch['labels'][row]
         found.append((int(doc), inputs[here].tolist(), labels[here].tolist()))
   return found

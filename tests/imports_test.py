@@ -35,7 +35,7 @@ LOW = (
   'train_state',
   'train_step',
 )
-LOOP = {'trainer', 'sweep', 'report', 'main'}
+LOOP = {'trainer', 'sweep', 'report', 'main', 'tokens'}
 NO_FLAX = ('audit_tree', 'initializers', 'redraw', 'shapes', 'tree_rules')
 NO_JAX = (
   'chips',
@@ -49,6 +49,8 @@ NO_JAX = (
   'report',
   'results',
   'sweep',
+  'token_page',
+  'token_rows',
 )
 
 

@@ -14,6 +14,7 @@ from gamma_jax import (
   streams,
   sweep,
   train_step,
+  trained,
   trainer,
 )
 from gamma_jax.config import (
@@ -245,3 +246,16 @@ def test_a_grid_runs_as_populations_and_reruns_nothing(base, cells, tmp_path):
   after = {p: p.stat().st_mtime_ns for p in tmp_path.rglob('*.json*')}
   changed = [p.name for p in before if before[p] != after[p]]
   assert changed == ['sweep.json']
+  assert_members_are_found(cells, tmp_path)
+
+
+def assert_members_are_found(cells, workdir):
+  """With and, as in older folders, without a list of the members."""
+  (folder,) = (workdir / grouping.FOLDER).iterdir()
+  want = json.loads((workdir / cells[3].id / 'results.json').read_text())
+  heldout = trainer.evaluate_cell(cells[3].config, workdir / cells[3].id)
+  assert heldout == {k: want['metrics'][k] for k in heldout}
+  members = [trained.checkpoints(workdir / c.id) for c in cells]
+  assert [m for _, m, _ in members] == list(range(len(cells)))
+  (folder / 'members.json').unlink()
+  assert members == [trained.checkpoints(workdir / c.id) for c in cells]

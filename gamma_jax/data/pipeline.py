@@ -94,8 +94,9 @@ def eval_batches(
 
   Returns:
     An iterable (as often as wanted) of {'inputs', 'labels', 'segment_ids',
-    'positions', 'doc'}, int32 [B, T], and 'mask', bool [B, T]: the label is
-    scored. `doc` counts held-out documents from 0; it is -1 in padding.
+    'positions', 'doc', 'label_index'}, int32 [B, T], and 'mask', bool [B, T]:
+    the label is scored. `doc` counts held-out documents from 0, `label_index`
+    the tokens of a document without its leading eot; both are -1 in padding.
 
   Raises:
     ConfigError: nothing is held out.
@@ -117,13 +118,16 @@ def eval_batches(
       'inputs': ids[start : start + len(labels)],
       'labels': labels,
       'doc': np.full(len(labels), doc, np.int32),
+      'label_index': np.arange(start, start + len(labels), dtype=np.int32),
     }
 
   ds = grain.experimental.FirstFitPackIterDataset(
     grain.MapDataset.source(windows)
     .map(cut)
     .to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=1)),
-    length_struct=dict.fromkeys(('inputs', 'labels', 'doc'), seq_len),
+    length_struct=dict.fromkeys(
+      ('inputs', 'labels', 'doc', 'label_index'), seq_len
+    ),
     num_packing_bins=EVAL_BINS,
     shuffle_bins=False,
   )
@@ -167,6 +171,7 @@ def _eval_batch(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     'positions': batch['inputs_positions'],
     'mask': mask,
     'doc': np.where(mask, batch['doc'], -1),
+    'label_index': np.where(mask, batch['label_index'], -1),
   }
 
 
