@@ -13,23 +13,30 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
-from gamma_jax import findings, metric_writer, results
+from gamma_jax import findings, metric_writer, report_plot_layers, results
 from gamma_jax.analysis.paired import Overrides, json_key, words
 from gamma_jax.report_style import (
+  GREY,
   Label,
   file_name,
   looks,
   panels,
   save,
   step_axis,
+  token_axis,
 )
 
 LOSS = 'train/loss'
+TOKENS = 'train/tokens_seen'
 RMS = 'rms/params'
+RANDOM_RANK = 'condense/stable_rank_random'
+# Drawn as dotted lines beside what they are the reference of.
+_REFERENCES = (RANDOM_RANK,)
+_FLOOR = 'uniform_floor'  # of the panel 'share' of sinks
 SMOOTH = 0.1  # the mean at step s spans SMOOTH * s: light, none at first
 # Start of a column -> its figure; the rest of the name is the panel.
 _COLUMN = re.compile(
-  r'(?P<figure>rms/params|condense/[^/]+|sink(?=/))/(?P<panel>.+)'
+  r'(?P<figure>rms/params|condense/[^/]+|(sink|residual)(?=/))/(?P<panel>.+)'
 )
 _LAYER = re.compile(r'(/\d+)+$')
 # Figure -> file, axis, caption.
@@ -56,7 +63,17 @@ _SAID = {
     'norm / initial norm',
     'Frobenius norm over its initial value',
   ),
-  'sink': ('sink', 'share or ratio', 'Attention sinks'),
+  'condense/effective_rank': (
+    'effective_rank',
+    'effective rank',
+    'Effective rank: exp of the entropy of the singular values',
+  ),
+  'sink': ('sink', 'share or ratio', 'Attention sinks, gates, activations'),
+  'residual': (
+    'residual',
+    'RMS(branch) / RMS(stream)',
+    'What each branch adds to the residual stream',
+  ),
 }
 
 Curve = tuple[np.ndarray, np.ndarray]  # steps, values
@@ -81,16 +98,18 @@ def draw(found: findings.Findings, folder: Path) -> list[tuple[str, str]]:
       )
     )
   figures = list(dict.fromkeys(name for t in logged for name in t))
-  for figure in (name for name in figures if name != LOSS):
+  for figure in figures:
+    if figure in (LOSS, TOKENS, *_REFERENCES):
+      continue
     for setting in settings:
       lines = [
-        (entry.arm, trace[figure])
+        (entry.arm, trace)
         for entry, trace in zip(found.entries, logged, strict=True)
         if entry.setting == setting and figure in trace
       ]
       if lines:
         drawn.append(_panels(figure, lines, setting, look, folder))
-  return drawn
+  return drawn + report_plot_layers.draw(found, settings, folder)
 
 
 def _losses(entries, traces, settings, look, path: Path) -> None:
@@ -114,33 +133,64 @@ def _losses(entries, traces, settings, look, path: Path) -> None:
 
 def _panels(
   name: str,
-  lines: Sequence[tuple[Overrides, Mapping[str, Curve]]],
+  lines: Sequence[tuple[Overrides, Traces]],
   setting: Overrides,
   look: Mapping[str, Mapping],
   folder: Path,
 ) -> tuple[str, str]:
   stem, unit, caption = _SAID.get(name, (name.replace('/', '_'), '', name))
-  names = list(dict.fromkeys(panel for _, trace in lines for panel in trace))
+  names = dict.fromkeys(panel for _, trace in lines for panel in trace[name])
+  names = [panel for panel in names if panel != _FLOOR]
   figure, axes = panels(len(names), labels=len(lines), height=2.8)
   labels: dict[Axes, list[Label]] = {}
   for ax, panel in zip(axes, names, strict=True):
     labels[ax] = []
     for arm, trace in lines:
-      if panel in trace:
-        steps, values = trace[panel]
+      if panel in trace[name]:
+        x, values = trace[name][panel]
+        if name != RMS:
+          x = _tokens(trace, x)
         style = look[json_key(arm)]
-        ax.plot(steps, values, lw=1.3, **style)
+        ax.plot(x, values, lw=1.3, **style)
         labels[ax].append((values[-1], _name(arm), style['color']))
+    for level in _references(name, panel, lines):
+      ax.axhline(level, color=GREY, lw=0.9, ls=':')
     if name == RMS:
       ax.set_yscale('log')
-    step_axis(ax)
+      step_axis(ax)
+    else:
+      token_axis(ax)
     ax.set_ylabel(unit)
     ax.set_title(panel)
   where = f', {words(setting)}' if setting else ''
   file = file_name(stem, setting)
   save(figure, labels, folder / file)
   layers = '' if name == RMS else 'layers and '
-  return file, f'{caption}{where}: mean over {layers}finished seeds.'
+  dotted = {
+    'condense/stable_rank': ' Dotted: a random matrix of that shape.',
+    'sink': ' Dotted: uniform attention.',
+  }.get(name, '')
+  return file, f'{caption}{where}: mean over {layers}finished seeds.{dotted}'
+
+
+def _tokens(trace: Traces, steps: np.ndarray) -> np.ndarray:
+  """Tokens seen at `steps`; 0 at step 0, which has no line of its own."""
+  at, tokens = trace[TOKENS]['']
+  return np.interp(steps, np.r_[0, at], np.r_[0, tokens])
+
+
+def _references(name: str, panel: str, lines) -> set[float]:
+  """Levels to draw in a panel, those of its first arm that has them."""
+  for _, trace in lines:
+    if name == 'condense/stable_rank' and RANDOM_RANK in trace:
+      curve = trace[RANDOM_RANK].get(panel)
+    elif (name, panel) == ('sink', 'share'):
+      curve = trace[name].get(_FLOOR)
+    else:
+      return set()
+    if curve:
+      return {float(curve[1][-1])}
+  return set()
 
 
 def _name(arm: Overrides) -> str:
@@ -182,8 +232,8 @@ def _columns(path: Path) -> dict[tuple[str, str], dict[int, float]]:
 
 def _place(column: str) -> tuple[str, str] | None:
   """('condense/stable_rank', 'q') of 'condense/stable_rank/q/0'."""
-  if column == LOSS:
-    return LOSS, ''
+  if column in (LOSS, TOKENS):
+    return column, ''
   match = _COLUMN.fullmatch(column)
   return match and (match['figure'], _LAYER.sub('', match['panel']))
 

@@ -18,6 +18,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends import backend_agg
 from matplotlib.figure import Figure
+from matplotlib.ticker import SymmetricalLogLocator
 
 from gamma_jax import findings
 from gamma_jax.analysis.paired import Overrides, json_key, words
@@ -127,6 +128,16 @@ def step_axis(ax: Axes) -> None:
   ax.xaxis.set_major_formatter('{x:g}')
   ax.margins(x=0)
   ax.set_xlabel('step (optimizer updates)')
+
+
+def token_axis(ax: Axes) -> None:
+  """Tokens seen, log; what was measured before training stands at 0."""
+  x = np.concatenate([line.get_xdata() for line in ax.get_lines()[:1]])
+  first = min(x[x > 0], default=1.0)
+  ax.set_xscale('symlog', linthresh=first, linscale=0.3)
+  ax.xaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=first))
+  ax.margins(x=0)
+  ax.set_xlabel('tokens seen')
 
 
 def _label_right(ax: Axes, labels: Sequence[Label]) -> None:

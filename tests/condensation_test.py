@@ -216,3 +216,15 @@ def test_dense_kernel_of_flax_is_in_out():
   kernel = nn.Dense(5).init(jax.random.key(0), jnp.ones((1, 3)))['params']
   w = condensation.as_matrix(kernel['kernel'], shapes.Axes(0, 1))
   assert w.shape == (5, 3)  # neurons, inputs
+
+
+def test_ordered_cosines_put_clusters_beside_one_another():
+  a, b = np.eye(2, 6)
+  w = np.stack([a, b, -a, 2 * a, b, 0 * a, -3 * a])
+  got = condensation.ordered_cosines(w)
+  np.testing.assert_allclose(np.diag(got), 1)
+  signs = got[0]  # a and -a are the larger group, at the two ends
+  assert sorted(signs.tolist()) == [-1, -1, 0, 0, 1, 1]
+  ends = [0, 1, 4, 5]
+  np.testing.assert_allclose(np.abs(got[np.ix_(ends, ends)]), 1)
+  np.testing.assert_allclose(got[2:4, 2:4], 1)

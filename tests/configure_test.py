@@ -81,7 +81,7 @@ def test_mixture_has_one_order():
     ({'gamma': 1.0}, 'unknown key gamma; did you mean init.gamma?'),
     ({'init': {'lr': 1.0}}, 'unknown key init.lr; did you mean opt.lr?'),
     ({'init': {'overrides': {'heads': 1.0}}}, 'init.overrides.head?'),
-    ({'log': {'zzzz': 1}}, 'known: log.every, log.tensorboard'),
+    ({'log': {'zzzz': 1}}, 'known: log.every, log.mechanics, log.tensorboard'),
     ({'init': 3}, 'init is a group of keys, got 3'),
     ([], 'config is a group of keys'),
     ({'train': {'steps': 1000.0}}, r'an int, got 1000.0 \(float\); write 1000'),

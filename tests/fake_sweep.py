@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from gamma_jax import configure, files, metric_writer
+from gamma_jax import configure, files, mechanics, metric_writer
 from gamma_jax.config import Config, ModelConfig
 
 GAMMAS = (0.3, 0.5, 0.75, 1.0)
@@ -67,18 +67,32 @@ def line(overrides, step, final, noise, traces):
   value = final + (8.3 - final) * math.exp(-step / scale)
   out = {'train/loss': value + noise.normal() * 0.05}
   out['data/batch_crc32'] = 1000 * overrides['seed'] + step
+  out['train/tokens_seen'] = 1024 * step
   if traces:
+    out |= measured(gamma, step)
     start = 512**-gamma
     for i, role in enumerate(ROLES):
       out[f'rms/params/{role}'] = start + 0.02 * (i + 1) * (
         1 - math.exp(-step / 200)
       )
-    for layer in range(2):
-      for kind in ('q', 'v', 'up'):
-        rank = 40 - 30 * gamma * math.exp(-(((step - 60) / 50) ** 2))
-        out[f'condense/stable_rank/{kind}/{layer}'] = rank + layer
-    out['sink/share/0'] = 0.4 * (1.1 - gamma) * (1 - math.exp(-step / 100))
   return out
+
+
+def measured(gamma, step):
+  """What mechanics.py writes, where it would."""
+  out = {}
+  if not mechanics.is_due(step, 3, 400):
+    return out
+  for layer in range(2):
+    for kind in ('q', 'v', 'up'):
+      rank = 40 - 30 * gamma * math.exp(-(((step - 60) / 50) ** 2))
+      out[f'condense/stable_rank/{kind}/{layer}'] = rank + layer
+      out[f'condense/stable_rank_random/{kind}'] = 38.0
+    out[f'residual/mlp/{layer}'] = 0.1 * gamma * (layer + 1)
+    for head in range(2):
+      share = 0.4 * (1.1 - gamma) * (1 - math.exp(-step / 100)) + layer / 10
+      out[f'sink/share/{layer}/{head}'] = 0.02 + share
+  return out | {'sink/uniform_floor': 0.02}
 
 
 def write(folder, arms, seeds=3, steps=400, traces=False):
@@ -93,6 +107,8 @@ def write(folder, arms, seeds=3, steps=400, traces=False):
       where = folder / cell['id']
       noise = np.random.default_rng(seed)
       writer = metric_writer.JsonlWriter(where / 'metrics.jsonl')
+      if traces:
+        writer.write(0, measured(overrides.get('init.gamma', 0.45), 0))
       for step in range(1, steps + 1):
         writer.write(step, line(overrides, step, final, noise, traces))
       writer.close()

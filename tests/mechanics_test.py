@@ -1,5 +1,6 @@
 """What is measured of weights and attention while a run trains."""
 
+import csv
 import dataclasses
 
 import jax
@@ -135,6 +136,7 @@ def measure_start(config):
   return measures.line(values)
 
 
+@pytest.mark.slow
 def test_experts_and_headwise_gates_are_measured(config):
   moe = MoeConfig(experts=4, top_k=2, F=8, block=8)
   net = dataclasses.replace(config.model, moe=moe, gate='headwise')
@@ -148,6 +150,7 @@ def test_experts_and_headwise_gates_are_measured(config):
     assert np.isfinite(line[name])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(jax.device_count() < 8, reason='needs 8 virtual devices')
 def test_many_devices_measure_the_same(config, cell):
   mesh = MeshConfig(data=2, fsdp=4)
@@ -156,3 +159,30 @@ def test_many_devices_measure_the_same(config, cell):
   assert set(one) == set(many)
   for name, value in one.items():
     assert many[name] == pytest.approx(value, rel=2e-3, abs=1e-6), name
+
+
+def test_checkpoints_alone_tell_the_same(cell, tmp_path):
+  from gamma_jax import condense
+
+  assert condense.main([str(cell / 'checkpoints'), f'--out={tmp_path}']) == 0
+  table = list(csv.DictReader((tmp_path / 'condensation.csv').open()))
+  assert {row['step'] for row in table} == {'3', '6'}
+  (row,) = [
+    r
+    for r in table
+    if (r['step'], r['matrix'], r['layer']) == ('6', 'down', '1')
+  ]
+  line = lines(cell)[6]
+  for measure in ('stable_rank', 'mean_abs_cosine', 'effective_rank'):
+    logged = line[f'condense/{measure}/down/1']
+    assert float(row[measure]) == pytest.approx(logged, rel=1e-4)
+  assert (row['d_out'], row['d_in'], row['expert']) == ('16', '32', '')
+  pictures = {path.name for path in tmp_path.glob('*.png')}
+  assert pictures == {'trajectories.png', 'cosines-1.png'}
+
+
+def test_condense_says_what_is_no_cell(tmp_path, capsys):
+  from gamma_jax import condense
+
+  assert condense.main([str(tmp_path), '--out', str(tmp_path / 'o')]) == 2
+  assert 'no complete checkpoint' in capsys.readouterr().err

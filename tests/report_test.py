@@ -279,6 +279,8 @@ def test_traces_are_drawn_where_logged(tmp_path):
     'rms.png',
     'stable_rank.png',
     'sink.png',
+    'sink_by_layer.png',
+    'residual.png',
   }
   assert len(page(tmp_path).images) == len(names)
 

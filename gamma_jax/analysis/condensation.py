@@ -172,6 +172,24 @@ def largest_component_share(w: Any, limit: int | None = None) -> float:
   return float(np.bincount(label).max() / len(w))
 
 
+def ordered_cosines(w: Any, limit: int = 256) -> np.ndarray:
+  """Cosines between neurons, those that point alike beside one another.
+
+  S_ij = cos(w_i, w_j), rows and columns in the order of the entries of S's
+  leading eigenvector (2510.06954). Of at most `limit` neurons, without zero
+  rows; float64 [n, n] on the host, signed.
+  """
+  w = np.asarray(w, np.float64)
+  w = w[_rows(len(w), limit)]
+  size = np.linalg.norm(w, axis=1)
+  w = w[size > 0] / size[size > 0, None]
+  cosines = w @ w.T
+  if not len(w):
+    return cosines
+  order = np.argsort(np.linalg.eigh(cosines)[1][:, -1])
+  return cosines[np.ix_(order, order)]
+
+
 def frobenius(w: jax.Array) -> jax.Array:
   """||W||_F in float32."""
   w = w.astype(jnp.float32)
