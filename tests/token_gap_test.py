@@ -112,7 +112,8 @@ def test_swapping_the_arms_flips_every_sign():
   assert places(extremes([swapped])) == places((losing, gaining))
 
 
-def test_blocks_change_nothing():
+def test_blocks_change_nothing(monkeypatch):
+  monkeypatch.setattr(token_gap, 'CHUNK', 16)  # several draws
   block = rows(planted=0.5)
   want, examples = numbers(analyse([block])), extremes([block])
   for size in (37, 999):  # cuts documents anywhere
@@ -156,8 +157,9 @@ def test_frequency_bins_are_half_decades():
     assert edges[bins[i]] <= share[i] < edges[bins[i] + 1]
 
 
-def test_intervals_are_those_of_documents():
+def test_intervals_are_those_of_documents(monkeypatch):
   """A gain that a document shares by half: tokens alone would look certain."""
+  monkeypatch.setattr(token_gap, 'CHUNK', 16)
   rng = np.random.default_rng(0)
   truth, covered, widths, runs = 0.1, 0, [], 40
   for seed in range(runs):
