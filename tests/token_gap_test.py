@@ -175,6 +175,18 @@ def test_intervals_are_those_of_documents(monkeypatch):
   assert np.mean(widths) == pytest.approx(want, rel=0.1)
 
 
+def test_no_two_documents_share_a_weight(monkeypatch):
+  """If draws repeated, documents alike would vary together: twice as wide."""
+  monkeypatch.setattr(token_gap, 'CHUNK', 15)
+  shift = np.tile(np.random.default_rng(0).normal(0, 1, 15), 4)
+  block = rows()
+  nll_b = block.nll_a + np.repeat(shift, LENGTH)
+  block = block._replace(nll_b=nll_b.astype(np.float32))
+  e = analyse([block], bins=2, replicates=2000).overall.gain
+  want = 2 * 1.96 * shift.std() / np.sqrt(DOCUMENTS)
+  assert e.high - e.low == pytest.approx(want, rel=0.15)
+
+
 def test_one_document_gives_no_interval():
   gap = analyse([rows(planted=0.5, documents=1)])
   assert gap.overall.documents == 1
