@@ -183,15 +183,14 @@ def load_model(directory: pathlib.Path, step: int, member: int | None = None):
     (params, moe_state), as in train_step.TrainState.
   """
   path = pathlib.Path(directory).resolve() / str(step) / 'state'
-  reader = ocp.PyTreeCheckpointer()
-  tree = reader.metadata(path).item_metadata.tree
+  tree = ocp.PyTreeCheckpointHandler().metadata(path).tree
 
   def wanted(state):
     return {key: state[key] for key in ('params', 'moe_state')}
 
   apart = isinstance(tree, list)  # 'map': one state a member
   item = [wanted(one) for one in tree] if apart else wanted(tree)
-  state = reader.restore(
+  state = ocp.PyTreeCheckpointer().restore(
     path,
     args=ocp.args.PyTreeRestore(
       item=item,

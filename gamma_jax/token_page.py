@@ -201,8 +201,8 @@ def _example(
     )
   at = e.at
   about = (
-    f'{sources[e.doc]}, document {e.doc}, token {e.position} (number '
-    f'{e.position % window} of its window): '
+    f'{sources[e.doc]}, document {e.doc}, token {e.position}, '
+    f'{e.position % window} into its window: '
     f'{token_text.plain(pieces[at])} has NLL {e.nll_a[at]:.3f} (a) and '
     f'{e.nll_b[at]:.3f} (b), Delta_sym {delta[at]:+.3f}'
   )

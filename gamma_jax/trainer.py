@@ -327,7 +327,9 @@ def evaluate_cell(config: Config, cell: pathlib.Path) -> dict[str, float]:
   if member is None:
     state = checkpoint.load_state(folder, steps[-1], engine.abstract_state)
   else:
-    params, moe_state = checkpoint.load_model(folder, steps[-1], member)
+    params, moe_state = jax.device_put(
+      checkpoint.load_model(folder, steps[-1], member)
+    )
     state = engine.abstract_state.replace(params=params, moe_state=moe_state)
   (metrics,) = evaluate.evaluate(
     lambda batch: engine.nll(state, batch),

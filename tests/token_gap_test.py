@@ -112,7 +112,8 @@ def test_swapping_the_arms_flips_every_sign():
   assert places(extremes([swapped])) == places((losing, gaining))
 
 
-def test_blocks_change_nothing():
+def test_blocks_change_nothing(monkeypatch):
+  monkeypatch.setattr(token_gap, 'CHUNK', 16)  # several draws
   block = rows(planted=0.5)
   want, examples = numbers(analyse([block])), extremes([block])
   for size in (37, 999):  # cuts documents anywhere
@@ -156,8 +157,9 @@ def test_frequency_bins_are_half_decades():
     assert edges[bins[i]] <= share[i] < edges[bins[i] + 1]
 
 
-def test_intervals_are_those_of_documents():
+def test_intervals_are_those_of_documents(monkeypatch):
   """A gain that a document shares by half: tokens alone would look certain."""
+  monkeypatch.setattr(token_gap, 'CHUNK', 16)
   rng = np.random.default_rng(0)
   truth, covered, widths, runs = 0.1, 0, [], 40
   for seed in range(runs):
@@ -171,6 +173,18 @@ def test_intervals_are_those_of_documents():
   assert covered >= 33
   want = 2 * 1.96 * 0.3 / np.sqrt(DOCUMENTS)
   assert np.mean(widths) == pytest.approx(want, rel=0.1)
+
+
+def test_no_two_documents_share_a_weight(monkeypatch):
+  """If draws repeated, documents alike would vary together: twice as wide."""
+  monkeypatch.setattr(token_gap, 'CHUNK', 15)
+  shift = np.tile(np.random.default_rng(0).normal(0, 1, 15), 4)
+  block = rows()
+  nll_b = block.nll_a + np.repeat(shift, LENGTH)
+  block = block._replace(nll_b=nll_b.astype(np.float32))
+  e = analyse([block], bins=2, replicates=2000).overall.gain
+  want = 2 * 1.96 * shift.std() / np.sqrt(DOCUMENTS)
+  assert e.high - e.low == pytest.approx(want, rel=0.15)
 
 
 def test_one_document_gives_no_interval():
