@@ -10,6 +10,7 @@ import pytest
 from gamma_jax import (
   checkpoint,
   configure,
+  files,
   mechanics,
   metric_writer,
   population,
@@ -161,11 +162,13 @@ def test_many_devices_measure_the_same(config, cell):
     assert many[name] == pytest.approx(value, rel=2e-3, abs=1e-6), name
 
 
-def test_checkpoints_alone_tell_the_same(cell, tmp_path):
+def test_checkpoints_alone_tell_the_same(config, cell, tmp_path):
   from gamma_jax import condense
 
+  files.write_json(cell / 'config.json', configure.to_dict(config))
   assert condense.main([str(cell / 'checkpoints'), f'--out={tmp_path}']) == 0
-  table = list(csv.DictReader((tmp_path / 'condensation.csv').open()))
+  text = (tmp_path / 'condensation.csv').read_text()
+  table = list(csv.DictReader(text.splitlines()))
   assert {row['step'] for row in table} == {'3', '6'}
   (row,) = [
     r
