@@ -17,7 +17,7 @@ test: lint
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
 # Minutes rather than seconds: only the tests that `make test` leaves out.
-test-slow: $(VENV)/.dev
+test-slow: $(VENV)/.dev $(VENV)/.notebooks
 	$(BIN)/python -m pytest -m slow
 
 # Audits models that we did not write; one of them needs older packages.

@@ -13,6 +13,7 @@ PLAN_GPU = ['jax[cuda12-local]>=0.10.2']  # without the CUDA libraries
 # recurrentgemma pins older numpy and absl, so it is tested in its own venv.
 EXAMPLES = ['mamba2-jax>=1.1.2', 'transformers>=4.57.6,<5']
 SLURM = ['submitit>=1.5.2']
+NOTEBOOKS = ['ipykernel>=7.4', 'nbclient>=0.11']
 DEV = [
   'hypothesis>=6.170',
   'pytest>=9.2',
@@ -55,6 +56,7 @@ setuptools.setup(
     'plan': [*PLAN_TPU, *PLAN_GPU],
     'examples': [*EXAMPLES, 'recurrentgemma>=1.0.1'],
     'slurm': SLURM,
+    'notebooks': [*NOTEBOOKS, *REPORT],
     'dev': [*DEV, *REPORT, *TB, *TOKENIZER, *EXAMPLES, *SLURM],
   },
 )
