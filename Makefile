@@ -7,7 +7,7 @@ WORKDIR ?= runs/sweep_tiny
 VENV = .venv
 BIN = $(VENV)/bin
 
-.PHONY: sweep test test-slow test-examples test-plan lint format clean
+.PHONY: sweep test test-slow test-examples test-plan test-export lint format clean
 
 sweep: $(VENV)/.report
 	$(BIN)/python -m gamma_jax.main --config=configs/sweep_tiny.py \
@@ -32,6 +32,14 @@ test-plan:
 	JAX_PLATFORMS=cpu .venv-plan/bin/python -m pytest -m plan -rs \
 	  tests/ahead_of_time_test.py
 
+# Reads exports with torch and transformers, and runs the evaluation harness: a
+# large download. PIP_INDEX_URL or PIP_FIND_LINKS may name CPU wheels of torch.
+test-export:
+	$(MAKE) VENV=.venv-export .venv-export/.readers
+	.venv-export/bin/python -m pip install --quiet pytest
+	.venv-export/bin/python -m pytest -m export -rs \
+	  tests/export_test.py tests/lm_eval_model_test.py
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -42,7 +50,7 @@ format: $(VENV)/.dev
 
 # Keeps runs/: results are not build products.
 clean:
-	rm -rf $(VENV) .venv-examples .venv-plan build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-examples .venv-export .venv-plan build *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One stamp for each set of extras, made anew when setup.py changes.

@@ -12,6 +12,11 @@ PLAN_GPU = ['jax[cuda12-local]>=0.10.2']  # without the CUDA libraries
 # Models that we did not write, for the worked examples of audit and reinit.
 # recurrentgemma pins older numpy and absl, so it is tested in its own venv.
 EXAMPLES = ['mamba2-jax>=1.1.2', 'transformers>=4.57.6,<5']
+# For other programs: the exporter itself, then the evaluation harness, which
+# needs no torch, then what reads the export in our tests.
+EXPORT = ['safetensors>=0.8']
+LM_EVAL = ['lm-eval>=0.4.13']
+READERS = ['torch>=2.13', 'transformers>=5.24']
 SLURM = ['submitit>=1.5.2']
 NOTEBOOKS = ['ipykernel>=7.4', 'nbclient>=0.11']
 DEV = [
@@ -30,7 +35,7 @@ setuptools.setup(
   packages=setuptools.find_packages(
     include=['gamma_jax', 'gamma_jax.*', 'configs']
   ),
-  package_data={'gamma_jax': ['data/sample/*']},
+  package_data={'gamma_jax': ['data/sample/*', 'hf_template/*.py']},
   install_requires=[
     'absl-py>=1.4',
     'array_record>=0.8.6',
@@ -55,6 +60,9 @@ setuptools.setup(
     'plan-gpu': PLAN_GPU,
     'plan': [*PLAN_TPU, *PLAN_GPU],
     'examples': [*EXAMPLES, 'recurrentgemma>=1.0.1'],
+    'export': EXPORT,
+    'lm-eval': LM_EVAL,
+    'readers': [*EXPORT, *LM_EVAL, *READERS],
     'slurm': SLURM,
     'notebooks': [*NOTEBOOKS, *REPORT],
     'dev': [*DEV, *REPORT, *TB, *TOKENIZER, *EXAMPLES, *SLURM],

@@ -77,6 +77,27 @@ def token_nll(
   return jnp.moveaxis(nll, 0, 1).reshape(B, -1)[:, :T]
 
 
+def token_scores(
+  hidden: jax.Array, head: jax.Array, labels: jax.Array, *, chunk: int
+) -> tuple[jax.Array, jax.Array]:
+  """NLL as `token_nll`, and whether the label has the largest logit.
+
+  Returns:
+    (float32 [B, T], bool [B, T]).
+  """
+
+  def one(xs):
+    hidden, labels = xs
+    logits = _logits(hidden, head)
+    return _score(logits, labels)[1], jnp.argmax(logits, axis=-1) == labels
+
+  B, T = labels.shape
+  scores = jax.lax.map(one, _chunks((hidden, labels), chunk))  # [chunks, B, C]
+  return jax.tree.map(
+    lambda x: jnp.moveaxis(x, 0, 1).reshape(B, -1)[:, :T], scores
+  )
+
+
 def _chunks(arrays, chunk: int):
   """[B, T, ...] -> [chunks, B, C, ...] with B * C <= chunk, zeros at the end.
 

@@ -10,9 +10,15 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MAX_FILE, MAX_FUNCTION = 350, 60
 
+# Copied into an export to run in another program, with torch and without us:
+# a text file of this package rather than a module, in a folder that is none.
+SHIPPED = 'gamma_jax/hf_template/modeling_gamma.py'
+
 # Only these files may import these packages.
 OWNERS = {
+  'lm_eval': {'gamma_jax/lm_eval.py', 'gamma_jax/lm_eval_model.py'},
   'orbax': {'gamma_jax/checkpoint.py'},
+  'safetensors': {'gamma_jax/export.py'},
   'tensorboardX': {'gamma_jax/metric_writer.py'},
   'tensorflow': set(),
   'torch': set(),
@@ -44,6 +50,8 @@ NO_JAX = (
   'configure',
   'errors',
   'files',
+  'hf_layout',
+  'hf_tokenizer',
   'limits',
   'metric_writer',
   'report',
@@ -60,6 +68,7 @@ def sources(*folders):
     path.relative_to(ROOT).as_posix(): path.read_text(encoding='utf-8')
     for folder in folders
     for path in sorted((ROOT / folder).rglob('*.py'))
+    if path != ROOT / SHIPPED
   }
 
 
@@ -212,6 +221,21 @@ def test_imports_are_absolute():
 def test_every_package_folder_will_be_installed():
   folders = {(ROOT / path).parent for path in sources('gamma_jax', 'configs')}
   assert not [f for f in folders if not (f / '__init__.py').exists()]
+
+
+def test_the_shipped_file_knows_nothing_of_us_and_we_do_not_import_it():
+  text = (ROOT / SHIPPED).read_text(encoding='utf-8')
+  assert packages(text) == {'torch', 'transformers'}
+  assert not length_offences({SHIPPED: text})
+  folder = (ROOT / SHIPPED).parent
+  assert not [
+    path
+    for path, text in sources('gamma_jax').items()
+    if any(folder.name in name for name in imports(text))
+  ]
+  assert [p.name for p in folder.iterdir() if p.suffix] == [
+    pathlib.Path(SHIPPED).name
+  ]
 
 
 def test_files_and_functions_stay_short():

@@ -35,6 +35,8 @@ class Tokenizer:
   """Text to ids and back, exactly, for any bytes.
 
   Attributes:
+    pattern: regular expression that cuts text into pieces.
+    ranks: bytes of id 0, 1, ...; specials follow.
     vocab_size: number of ids, specials included.
     eot_id: id of the one special token; text never encodes to it.
     fingerprint: 16 hex digits of everything that decides the ids.
@@ -45,7 +47,7 @@ class Tokenizer:
   def __init__(self, pattern: str, ranks: list[bytes]):
     if len(set(ranks)) != len(ranks):
       raise ValueError('a token is there twice')
-    self._ranks = ranks
+    self.pattern, self.ranks = pattern, ranks
     self.eot_id = len(ranks)
     self.vocab_size = len(ranks) + 1
     self.dtype = np.min_scalar_type(self.vocab_size - 1)
@@ -81,8 +83,7 @@ class Tokenizer:
 
   def decode(self, ids: Iterable[int]) -> bytes:
     """Returns the bytes of `ids`; specials decode to nothing."""
-    ranks = self._ranks
-    return b''.join(ranks[i] for i in map(int, ids) if i != self.eot_id)
+    return b''.join(self.ranks[i] for i in map(int, ids) if i != self.eot_id)
 
 
 def load_tokenizer(name_or_path: str) -> Tokenizer:
