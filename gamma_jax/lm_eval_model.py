@@ -1,9 +1,10 @@
 """A trained cell as a model of lm-evaluation-harness.
 
 Every text starts with the end-of-text token, as in training. A text longer
-than train.seq_len is scored in windows that overlap by one token, exactly as
---mode=eval cuts held-out documents; the closing end-of-text token, which
---mode=eval also scores, is not asked for by the harness.
+than train.seq_len is scored in windows that overlap by one token, as
+--mode=eval cuts held-out documents, but for two conventions of the harness:
+the last window is filled up with context, and the closing end-of-text token is
+not scored.
 """
 
 from __future__ import annotations
