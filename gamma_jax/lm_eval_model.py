@@ -16,6 +16,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
 from gamma_jax import score, trained
+from gamma_jax.data import tokenizer as tokenizer_lib
 from gamma_jax.errors import ConfigError
 
 NEW_TOKENS = 256  # where a task does not say; the harness's own default
@@ -46,7 +47,8 @@ class GammaLM(TemplateLM):
     if not str(batch_size).isdigit() or int(batch_size) < 1:
       raise ConfigError(f'batch_size={batch_size} must be a number from 1')
     model = trained.load(pathlib.Path(path))
-    self._tokens = model.tokenizer
+    name = model.config.data.tokenizer
+    self._tokens = tokenizer_lib.load_tokenizer(name)
     self._scorer = score.Scorer(model, int(batch_size))
     self._max_length = max_length or model.config.train.seq_len
 

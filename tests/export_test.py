@@ -41,8 +41,7 @@ def exported(change, out):
     params['blocks']['attn'][kernel]['kernel'] *= 0.3
   if not config.model.tied:
     params['head']['kernel'] *= 0.2
-  tokenizer = tokenizer_lib.load_tokenizer('bytes')
-  made = trained.Trained(config, 7, params, {}, tokenizer)
+  made = trained.Trained(out, config, 7, params, {})
   export.write(made, out)
   return made, out
 
@@ -144,7 +143,7 @@ def test_the_tokenizer_is_ours(name, tmp_path):
   ours = tokenizer_lib.load_tokenizer(name)
   model = dataclasses.replace(PLAIN, V=ours.vocab_size)
   config = Config(model=model, data=DataConfig(tokenizer=name))
-  made = trained.Trained(config, 1, drawn(model), {}, ours)
+  made = trained.Trained(tmp_path, config, 1, drawn(model), {})
   export.write(made, tmp_path)
   theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
   assert len(theirs) == ours.vocab_size
@@ -157,6 +156,6 @@ def test_the_tokenizer_is_ours(name, tmp_path):
 def test_a_folder_in_use_is_refused(tmp_path, capsys):
   pytest.importorskip('safetensors')
   assert export.main([str(tmp_path), '--out', str(tmp_path / 'x')]) == 2
-  assert 'has no config.json' in capsys.readouterr().err
+  assert 'no config.json' in capsys.readouterr().err
   with pytest.raises(ValueError, match='is not empty'):
     exported({}, exported({}, tmp_path / 'y')[1])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import pathlib
 
 import jax
 import numpy as np
@@ -9,7 +10,6 @@ import pytest
 
 from gamma_jax import score, train_step, trained
 from gamma_jax.config import Config, DataConfig, ModelConfig, TrainConfig
-from gamma_jax.data import tokenizer as tokenizer_lib
 from tests.hf_layout_test import drawn
 
 MODEL = ModelConfig(D=16, F=24, L=1, N=2, K=1, H=8, V=257)
@@ -22,8 +22,7 @@ CONFIG = Config(
 
 @pytest.fixture(scope='module')
 def model():
-  tokenizer = tokenizer_lib.load_tokenizer('bytes')
-  return trained.Trained(CONFIG, 1, drawn(MODEL), {}, tokenizer)
+  return trained.Trained(pathlib.Path('cell'), CONFIG, 1, drawn(MODEL), {})
 
 
 @pytest.fixture(scope='module')
