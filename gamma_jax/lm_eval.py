@@ -3,6 +3,8 @@
   python -m gamma_jax.lm_eval --model gamma_jax --model_args path=CELL \\
     --tasks TASK --batch_size 16
 
+The harness cuts --model_args at commas: for the id of a cell of a grid, write
+--model_args '{"path": "runs/grid/gamma=0.5,seed=0"}'.
 The harness knows no models from outside but those that are registered before
 its command line runs. This registers ours; all its flags work.
 """
