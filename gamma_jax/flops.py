@@ -186,6 +186,10 @@ def _layer_bytes(
   """
   compute = jnp.dtype(model.dtype).itemsize
   block = min(model.attention_block, seq_len)
-  logits = 3 * 4 * rows * model.N * block * seq_len
+  logits = {
+    'blocks': 3 * 4 * rows * model.N * block * seq_len,
+    'splash': 0,
+    'cudnn': compute * rows * seq_len * seq_len,  # no logits, but a mask
+  }[model.attention]
   both = compute * (width.norm + width.attention) * rows * seq_len
   return both + max(compute * width.mlp * rows * seq_len, logits)
