@@ -85,7 +85,8 @@ def _model():
   model.remat = 'none'  # what backward computes again: none | full | dots
   model.dtype = 'float32'  # of activations: float32 | bfloat16
   model.param_dtype = 'float32'  # of weights: float32 | bfloat16
-  model.attention_block = 512  # queries attended at once
+  model.attention = 'blocks'  # blocks (any) | splash (TPU) | cudnn (GPU)
+  model.attention_block = 512  # queries attended at once; attention blocks
   model.moe = moe = config_dict.ConfigDict()
   moe.experts = 0  # of every block, in place of its MLP; 0: the MLP
   moe.top_k = 2  # experts a token goes to

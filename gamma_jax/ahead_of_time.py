@@ -115,7 +115,12 @@ def compile_step(config: Config, where: tuple[jax.Device, ...]) -> Step:
   Raises:
     ConfigError: the mesh or the batch does not divide over them.
   """
-  configure.check_devices(config, len(where))
+  configure.check_devices(config, len(where), where[0].platform)
+  if config.model.attention == 'cudnn':
+    raise ConfigError(
+      "model.attention='cudnn' cannot be planned: JAX asks the GPU itself for "
+      "its cuDNN; plan with model.attention='blocks', which takes more memory"
+    )
   program = program_lib.build(configure.program_key(config), where)
   train = config.train
   batch = jax.ShapeDtypeStruct(

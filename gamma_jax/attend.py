@@ -39,24 +39,23 @@ def attend(
   k: jax.Array,
   v: jax.Array,
   segment_ids: jax.Array,
-  positions: jax.Array,
   *,
   block: int,
 ) -> jax.Array:
   """Softmax attention to earlier keys of the same document.
+
+  Earlier means a lower index in the row.
 
   Args:
     q: [B, T, N, H].
     k: [B, T, K, H]; K divides N, query head n reads kv head n // G.
     v: [B, T, K, H].
     segment_ids: [B, T] int; documents of a row, 0 is padding.
-    positions: not used: earlier means a lower index in the row.
     block: queries whose logits exist at once; any size.
 
   Returns:
     [B, T, N, H] in q.dtype; zero, with zero gradient, at padding.
   """
-  del positions
   B, T, N, H = q.shape
   K = k.shape[2]
   q = q.reshape(B, T, K, N // K, H)

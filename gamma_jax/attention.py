@@ -6,11 +6,14 @@ pre-normed input, multiplied into the head outputs before the output matrix.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from gamma_jax import attend, init_rules, layers
+from gamma_jax import attend, init_rules, kernels, layers
 from gamma_jax.analysis import attention_sink
 from gamma_jax.config import ModelConfig
 
@@ -40,6 +43,14 @@ class Attention(nn.Module):
       name=name,
     )
 
+  def _attend(self) -> Callable:
+    c = self.config
+    # Where parameters are drawn one token comes, and nobody reads the result.
+    if c.attention == 'blocks' or self.is_initializing():
+      return functools.partial(attend.attend, block=c.attention_block)
+    named = {'splash': kernels.splash, 'cudnn': kernels.cudnn}
+    return kernels.over_devices(named[c.attention])
+
   @nn.compact
   def __call__(
     self,
@@ -62,9 +73,7 @@ class Attention(nn.Module):
       k = layers.RMSNorm(**norm, name='k_norm')(k, norm_eps)
     q = attend.rope(q, positions, c.rope_theta)
     k = attend.rope(k, positions, c.rope_theta)
-    y = attend.attend(
-      q, k, v, segment_ids, positions, block=c.attention_block
-    )  # [B, T, N, H]
+    y = self._attend()(q, k, v, segment_ids)  # [B, T, N, H]
     self._sow(attention_sink.attention_metrics, q, k, segment_ids)
     if c.gate == 'elementwise':
       gate = project('gate', 'gate', 'BTD,DNH->BTNH', (c.D, c.N, c.H), heads)

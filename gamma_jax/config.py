@@ -50,7 +50,8 @@ class ModelConfig:
   remat: str = 'none'  # none | full | dots
   dtype: str = 'float32'  # compute dtype: float32 | bfloat16
   param_dtype: str = 'float32'
-  attention_block: int = 512  # queries attended at once
+  attention: str = 'blocks'  # blocks | splash (TPU) | cudnn (GPU)
+  attention_block: int = 512  # queries attended at once; attention blocks
   moe: MoeConfig = MoeConfig()
 
 

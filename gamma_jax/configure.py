@@ -159,14 +159,24 @@ def describe_type(path: str) -> str:
   return _ARTICLES.get(_unwrap(kind), 'a dict of part: weight')
 
 
-def check_devices(config: Config, n_devices: int) -> None:
-  """Checks what depends on the number of devices.
+def check_devices(
+  config: Config, n_devices: int, platform: str | None = None
+) -> None:
+  """Checks what depends on the devices.
+
+  Args:
+    config: one cell.
+    n_devices: how many.
+    platform: cpu, gpu or tpu; None does not check kernels.
 
   Raises:
-    ConfigError: the mesh does not fit, or does not divide a batch or a weight.
+    ConfigError: the mesh does not fit, or does not divide a batch or a weight,
+      or a kernel is not one of the platform.
   """
   from gamma_jax import sharding  # late: it imports JAX
 
+  if platform is not None:
+    limits.check_platform(config, platform)
   sizes = sharding.mesh_shape(config.mesh, n_devices)
   mesh = dict(zip(sharding.AXES, sizes, strict=True))
   limits.check_divisible(

@@ -155,7 +155,10 @@ def _widths(model: ModelConfig, expert_shards: int) -> _Widths:
     return _Widths(norm, attention, saved * model.F)
   F = moe.F or model.F
   copies = moe.experts if moe.dispatch == 'dense' else moe.top_k
-  routed = copies * expert_shards * (saved * F + 2 * model.D)
+  # Ragged rows have room for all that are shown; the others split it by expert.
+  room = expert_shards if moe.dispatch == 'ragged' else 1
+  routed = copies * room * (saved * F + 2 * model.D)
+  routed += 2 * model.D * expert_shards if expert_shards > 1 else 0
   return _Widths(norm, attention, routed + moe.shared * saved * F)
 
 
@@ -186,6 +189,10 @@ def _layer_bytes(
   """
   compute = jnp.dtype(model.dtype).itemsize
   block = min(model.attention_block, seq_len)
-  logits = 3 * 4 * rows * model.N * block * seq_len
+  logits = {
+    'blocks': 3 * 4 * rows * model.N * block * seq_len,
+    'splash': 0,
+    'cudnn': compute * rows * seq_len * seq_len,  # no logits, but a mask
+  }[model.attention]
   both = compute * (width.norm + width.attention) * rows * seq_len
   return both + max(compute * width.mlp * rows * seq_len, logits)

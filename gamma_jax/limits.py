@@ -12,6 +12,8 @@ from gamma_jax import chips
 from gamma_jax.config import ROLES, Config, MoeConfig
 from gamma_jax.errors import ConfigError
 
+# The platform of a kernel of attention.
+KERNELS = {'splash': 'tpu', 'cudnn': 'gpu'}
 CHOICES = {
   'platform': ('', 'cpu', 'gpu', 'tpu'),
   'model.mlp': ('swiglu', 'gelu'),
@@ -19,6 +21,7 @@ CHOICES = {
   'model.remat': ('none', 'full', 'dots'),
   'model.dtype': ('float32', 'bfloat16'),
   'model.param_dtype': ('float32', 'bfloat16'),
+  'model.attention': ('blocks', *KERNELS),
   'model.moe.dispatch': ('blocks', 'ragged', 'dense'),
   'init.rule': (
     'gamma',
@@ -177,6 +180,20 @@ def check_divisible(
       )
 
 
+def check_platform(config: Config, platform: str) -> None:
+  """Checks that the kernels asked for exist on `platform` (cpu, gpu or tpu).
+
+  Raises:
+    ConfigError: names the field and the way out.
+  """
+  name = config.model.attention
+  if KERNELS.get(name, platform) != platform:
+    raise ConfigError(
+      f'model.attention={name!r} runs on a {KERNELS[name].upper()}, not on '
+      f"{platform}; model.attention='blocks' runs anywhere"
+    )
+
+
 def _check_range(path: str, value: float | None, interval: Interval) -> None:
   if value is not None and not interval.holds(value):
     raise ConfigError(f'{path}={value!r} must be a number {interval.text}')
@@ -203,6 +220,26 @@ def _check_model(config: Config) -> None:
       f'model.H={model.H} must be even: RoPE turns pairs of channels'
     )
   _check_moe(config)
+  _check_attention(config)
+
+
+def _check_attention(config: Config) -> None:
+  model, length = config.model, config.train.seq_len
+  if config.platform:
+    check_platform(config, config.platform)
+  if model.attention != 'cudnn':
+    return
+  # What cuDNN's fused attention takes on every GPU that has it.
+  needs = {
+    f"model.dtype='bfloat16', not {model.dtype!r}": model.dtype == 'bfloat16',
+    f'a model.H of 8, 16, ... 128, not {model.H}': (
+      model.H % 8 == 0 and model.H <= 128
+    ),
+    f'an even train.seq_len, not {length}': length % 2 == 0,
+  }
+  for need, met in needs.items():
+    if not met:
+      raise ConfigError(f"model.attention='cudnn' needs {need}")
 
 
 def _check_moe(config: Config) -> None:

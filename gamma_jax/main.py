@@ -108,7 +108,7 @@ def _train(command: command_line.Command) -> int:
 
   for cell in command.cells:
     devices = sharding.devices_for(cell.config.mesh)
-    configure.check_devices(cell.config, len(devices))
+    configure.check_devices(cell.config, len(devices), devices[0].platform)
   cells, workdir, only = command.cells, command.workdir, command.only
   if not distributed.leads():
     return distributed.follow(cells, workdir, trainer.train)

@@ -15,9 +15,8 @@ from collections.abc import Callable
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType
 
-from gamma_jax import dispatch, init_rules, layers, mlp, route, shapes
+from gamma_jax import dispatch, init_rules, layers, mlp, route, shapes, sharding
 from gamma_jax.config import ModelConfig, MoeConfig
 
 STATE = 'moe_state'  # collection of the balancing biases; not trained
@@ -137,7 +136,7 @@ def over_devices(run: Callable) -> Callable:
   sort it. Here each device sorts its own rows; those that share experts show
   each other their rows and add up what their experts make of them.
   """
-  batch, expert, hidden = map(_mesh_axes, ('batch', 'expert', 'mlp'))
+  batch, expert, hidden = map(sharding.axes_in_use, ('batch', 'expert', 'mlp'))
   if not batch + expert + hidden:
     return run
   rows = jax.P(batch)
@@ -165,20 +164,6 @@ def over_devices(run: Callable) -> Callable:
     )(x, weights, experts, kernels)
 
   return sharded
-
-
-def _mesh_axes(name: str) -> tuple[str, ...]:
-  """Mesh axes of several devices over which the rules shard a logical axis.
-
-  None outside a mesh, and none that an enclosing shard_map already took.
-  """
-  mesh = jax.sharding.get_abstract_mesh()
-  axes = nn.logical_to_mesh_axes((name,))[0] or ()
-  axes = (axes,) if isinstance(axes, str) else axes
-  kinds = dict(zip(mesh.axis_names, mesh.axis_types))
-  return tuple(
-    a for a in axes if kinds.get(a) == AxisType.Auto and mesh.shape[a] > 1
-  )
 
 
 # --- What an update makes of it ----------------------------------------------

@@ -87,4 +87,5 @@ def bytes_per_device(config: Config, devices: int) -> dict[str, int]:
     config,
     weight_shards=shape['fsdp'] * shape['tensor'] * shape['expert'],
     batch_shards=shape['data'] * shape['fsdp'] * shape['expert'],
+    expert_shards=shape['expert'],
   )

@@ -262,7 +262,7 @@ def _init_of(config: Config) -> tuple[init_report.InitReport, str]:
     return init_report.predicted(config), 'a batch is too much for a CPU'
   try:
     where = sharding.devices_for(config.mesh)
-    configure.check_devices(config, len(where))
+    configure.check_devices(config, len(where), where[0].platform)
     plan.check_fits(config)
     words = tokenizer.load_tokenizer(config.data.tokenizer).vocab_size
     if words > config.model.V:

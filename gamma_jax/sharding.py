@@ -92,6 +92,20 @@ def population_mesh(devices: Sequence[jax.Device]) -> Mesh:
   )
 
 
+def axes_in_use(name: str) -> tuple[str, ...]:
+  """Mesh axes of several devices over which the rules shard a logical axis.
+
+  None outside a mesh, and none that an enclosing shard_map already took.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  axes = nn.logical_to_mesh_axes((name,))[0] or ()
+  axes = (axes,) if isinstance(axes, str) else axes
+  kinds = dict(zip(mesh.axis_names, mesh.axis_types))
+  return tuple(
+    a for a in axes if kinds.get(a) == AxisType.Auto and mesh.shape[a] > 1
+  )
+
+
 def tree_shardings(boxed_tree, mesh: Mesh):
   """NamedSharding of every leaf of a boxed (possibly abstract) tree."""
   specs = nn.get_partition_spec(boxed_tree)

@@ -240,7 +240,8 @@ def train(config: Config, cell: pathlib.Path) -> dict:
     NonFiniteLoss: names the step; nothing after the last checkpoint is kept.
   """
   with distributed.together('the memory check'):
-    configure.check_devices(config, len(sharding.devices_for(config.mesh)))
+    devices = sharding.devices_for(config.mesh)
+    configure.check_devices(config, len(devices), devices[0].platform)
     plan.check_fits(config)
   with distributed.own_folder(cell) as own:
     (result,) = train_together([config], [own], cell, 'single')

@@ -17,12 +17,20 @@ pytestmark = pytest.mark.plan
 GIB = 2**30
 # One cell of the ladder, whose grid does not let the batch be set by a flag.
 CONFIG = """
-from configs import common, sizes, sweep_1p5b
+from configs import common, moe, sizes, sweep_1p5b
 
 def get_config(arg=None):
-  config = sweep_1p5b.get_config()
-  config.update_from_flattened_dict(sizes.rung('1.5B'))
-  config.train.batch_size = common.parse_arg(arg, batch=0)['batch']
+  arguments = common.parse_arg(arg, batch=0, size='1.5B', attention='blocks')
+  size = arguments['size']
+  if size == '1.5B':
+    config = sweep_1p5b.get_config()
+    config.update_from_flattened_dict(sizes.rung(size))
+  else:
+    config = moe.get_config(f'sizes={size}')
+    config.update_from_flattened_dict(moe.rung(size))
+    config.mesh.expert = 8
+  config.model.attention = arguments['attention']
+  config.train.batch_size = arguments['batch']
   return config
 """
 TPU = pytest.mark.skipif(
@@ -47,12 +55,14 @@ def run(*arguments):
   )
 
 
-def planned(tmp_path, target, rows, chip_count, code=0):
-  """Row of the 1.5B shape in plan.json, and stderr."""
+def planned(
+  tmp_path, target, rows, chip_count, code=0, more='', params=1_644_267_520
+):
+  """Row of the one shape in plan.json, and stderr."""
   path = tmp_path / 'cell.py'
   path.write_text(CONFIG)
   done = run(
-    f'--config={path}:batch={rows * chip_count}',
+    f'--config={path}:batch={rows * chip_count}{more}',
     f'--config.plan.target={target}',
     f'--workdir={tmp_path}',
   )
@@ -61,7 +71,7 @@ def planned(tmp_path, target, rows, chip_count, code=0):
   (shape,) = files.from_json(text)['shapes']
   assert shape['rows'] == rows
   assert shape['even_state_bytes'] * chip_count == pytest.approx(
-    12 * 1_644_267_520, rel=1e-4
+    12 * params, rel=1e-4
   )
   # Every weight and moment is spread over all chips.
   assert shape['state_bytes'] < 1.01 * shape['even_state_bytes']
@@ -72,8 +82,27 @@ def planned(tmp_path, target, rows, chip_count, code=0):
 @pytest.mark.parametrize('target', ['v5e:8x8', 'v6e:8x8', 'v5p:4x4x4'])
 def test_tpu_step_fits(tmp_path, target):
   shape, _ = planned(tmp_path, target, 4, 64)
-  assert 1 < shape['peak_bytes'] / GIB < 4.5
+  assert 1 < shape['peak_bytes'] / GIB < 5.5
   assert shape['peak_bytes'] < 0.9 * chips.parse(target).chip.memory * GIB
+
+
+@TPU
+def test_tpu_step_fits_with_the_kernel_of_tpus(tmp_path):
+  shape, _ = planned(tmp_path, 'v5e:8x8', 4, 64, more=',attention=splash')
+  assert 1 < shape['peak_bytes'] / GIB < 5.5
+
+
+@TPU
+def test_tpu_step_of_experts_fits(tmp_path):
+  # 1.4B in all, 8 devices share 16 experts; ragged products of the TPU.
+  shape, _ = planned(
+    tmp_path, 'v5e:8x8', 4, 64, more=',size=0.2B', params=1_380_221_952
+  )
+  assert 1 < shape['peak_bytes'] / GIB < 5.5
+  path = tmp_path / 'plan.json'
+  (cell,) = files.from_json(path.read_text())['cells']
+  # What a run is refused by must not be far below what it takes.
+  assert 0.9 < cell['bytes_per_device'] / shape['peak_bytes'] < 2
 
 
 @TPU
@@ -88,7 +117,7 @@ def test_tpu_compiler_refuses_what_is_too_large(tmp_path):
 
 @GPU
 @pytest.mark.parametrize(
-  ('target', 'chip_count', 'most'), [('h100:8', 8, 8.0), ('h100:64', 64, 5.5)]
+  ('target', 'chip_count', 'most'), [('h100:8', 8, 9.0), ('h100:64', 64, 6.5)]
 )
 def test_gpu_step_fits(tmp_path, target, chip_count, most):
   shape, _ = planned(tmp_path, target, 4, chip_count)

@@ -37,7 +37,7 @@ def packed(T=T):
 
 @functools.partial(jax.jit, static_argnames='block')
 def attend(q, k, v, segments, *, block):
-  return lib.attend(q, k, v, segments, segments, block=block)
+  return lib.attend(q, k, v, segments, block=block)
 
 
 def gradients(qkv, segments, block, weight=None):
@@ -168,7 +168,7 @@ def test_logits_are_float32():
   v = jnp.stack([jnp.zeros(4), jnp.ones(4)])
   k, v = (x[None, :, None].astype(jnp.bfloat16) for x in (k, v))
   ids = np.ones((1, 2), np.int32)
-  out = lib.attend(q, k, v, ids, ids, block=2)[0, 1, 0, 0]
+  out = lib.attend(q, k, v, ids, block=2)[0, 1, 0, 0]
   assert float(out) == pytest.approx(1 / (1 + math.exp(-0.125)), rel=4e-3)
 
 

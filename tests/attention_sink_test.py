@@ -56,7 +56,7 @@ def test_equals_the_attention_of_the_model():
   q, k = draw()
   first = attention_sink.first_tokens(jnp.asarray(SEGMENTS))
   v = jnp.broadcast_to(first[..., None, None], (B, T, K, H))
-  mass = attend.attend(q, k, v.astype(jnp.float32), SEGMENTS, SEGMENTS, block=4)
+  mass = attend.attend(q, k, v.astype(jnp.float32), SEGMENTS, block=4)
   want = np.asarray(mass)[SEGMENTS > 0].mean(axis=(0, 2))
   got = attention_sink.sink_share(q, k, SEGMENTS, block=4)
   np.testing.assert_allclose(got, want, rtol=1e-5)

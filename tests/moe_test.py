@@ -450,17 +450,49 @@ def test_steps_on_many_devices_equal_those_on_one(mesh, change):
   ids=str,
 )
 def test_gradients_on_many_devices_equal_those_on_one(mesh):
+  want, _ = gradient(CONFIG, params(), rows())
+  close(gradients_over(mesh), want)
+
+
+def gradients_over(mesh):
   config = replaced(mesh={'data': 1} | mesh)
   many = program(config, tuple(jax.devices()[:8]))
-  want, _ = gradient(CONFIG, params(), rows())
   sharded = jax.device_put(
     jax.device_get(params()),
     jax.tree.map(lambda x: x.sharding, many.abstract_state.params),
   )
-  got, _ = many.in_mesh(jax.jit(gradient.__wrapped__, static_argnums=0))(
-    CONFIG, sharded, many.put_batch(rows())
-  )
-  close(got, want)
+  # A new function each time: a compile must not outlive a monkeypatch.
+  fresh = jax.jit(lambda *args: gradient.__wrapped__(*args), static_argnums=0)
+  got, _ = many.in_mesh(fresh)(CONFIG, sharded, many.put_batch(rows()))
+  return got
+
+
+def kept(x, axes, *, tiled, scatter_dimension):
+  """Each device's own part, without what the others have of it."""
+  parts = jnp.split(x, jax.lax.axis_size(axes), scatter_dimension)
+  return jnp.stack(parts)[jax.lax.axis_index(axes)]
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.multi_device
+@pytest.mark.parametrize(
+  'name, wrong',
+  [
+    ('psum', lambda x, axes: x),
+    pytest.param('psum_scatter', kept, marks=SLOW),
+    pytest.param('axis_index', lambda axes: 0, marks=SLOW),
+  ],
+)
+def test_a_wrong_collective_shows(monkeypatch, name, wrong):
+  # That the test above can fail.
+  want, _ = gradient(CONFIG, params(), rows())
+  monkeypatch.setattr(moe.jax.lax, name, wrong)
+  got = gradients_over({'fsdp': 2, 'expert': 2, 'tensor': 2})
+  monkeypatch.undo()
+  with pytest.raises(AssertionError, match='Mismatched elements'):
+    close(got, want)
 
 
 @pytest.mark.multi_device

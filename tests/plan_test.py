@@ -110,6 +110,18 @@ def test_search_for_the_largest(limit, start, expected):
   assert len(asked) == len(set(asked)) <= 8
 
 
+def test_the_estimate_knows_who_shares_experts():
+  config = command_line.parse(
+    ['x', '--config=configs/moe.py:sizes=0.2B', '--mode=plan']
+  )
+  config = config.cells[0].config
+  mesh = dataclasses.replace(config.mesh, expert=8)
+  apart = plan.bytes_per_device(config, 64)
+  shared = plan.bytes_per_device(dataclasses.replace(config, mesh=mesh), 64)
+  assert shared['layer'] > 2 * apart['layer']
+  assert shared['gathered'] < apart['gathered']
+
+
 def test_with_rows_gives_each_chip_that_many():
   config = (
     command_line.parse(['x', '--config=configs/sweep_1p5b.py', '--mode=plan'])
