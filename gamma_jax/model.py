@@ -144,12 +144,8 @@ class Transformer(nn.Module):
       x, eps
     )
     if c.tied:
-      head = table.T
-    else:
-      head = layers.Head(c.D, c.V, self.rule, c.param_dtype, name='head')()
-    # Gathered here, or the loss would gather it, and share out its gradient,
-    # once a chunk.
-    return x, nn.with_logical_constraint(head, (None, 'vocab'))
+      return x, table.T
+    return x, layers.Head(c.D, c.V, self.rule, c.param_dtype, name='head')()
 
 
 def abstract_params(config: ModelConfig, rule: init_rules.InitRule):
