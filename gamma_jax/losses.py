@@ -77,6 +77,11 @@ def token_nll(
   return jnp.moveaxis(nll, 0, 1).reshape(B, -1)[:, :T]
 
 
+def log_probabilities(hidden: jax.Array, head: jax.Array) -> jax.Array:
+  """Log-probabilities of the next token, float32 [B, V], of hidden [B, D]."""
+  return jax.nn.log_softmax(_logits(hidden[:, None], head)[:, 0])
+
+
 def _chunks(arrays, chunk: int):
   """[B, T, ...] -> [chunks, B, C, ...] with B * C <= chunk, zeros at the end.
 
