@@ -2,7 +2,7 @@
 
   python -m gamma_jax.main --workdir=runs/anchor \
     --config=configs/anchor.py:mlp=gelu,layers=2,wd=0.01
-  python experiments/anchor_plot.py runs/anchor
+  python -m experiments.anchor_plot runs/anchor
 
 The task of Zhang et al. 2024 (arXiv 2405.05409), as gamma_jax/data/anchor.py
 draws it. Expect in results.csv the accuracy on pairs of anchors that were

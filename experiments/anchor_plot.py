@@ -1,6 +1,6 @@
 """What a sweep of configs/anchor.py says of the mirror pair, by gamma.
 
-  python experiments/anchor_plot.py runs/anchor
+  python -m experiments.anchor_plot runs/anchor
 
 Prints a table (mean over seeds, and each seed's composed share) and writes
 report/anchor.md and report/anchor.png into the folder of the sweep.
@@ -21,13 +21,13 @@ from matplotlib.figure import Figure
 
 from gamma_jax import errors, files, findings, report_style, results
 
-# Colour-blind safe (Okabe and Ito); every line is named beside its end, too.
+# Blue, vermilion and grey: apart for colour-blind readers, too.
 SHARES = {
   'compositional': '#0072b2',
   'symmetric': '#d55e00',
   'other': report_style.GREY,
 }
-NEAR_ONE = 0.95  # accuracy on trained pairs below which shares are pale
+NEAR_ONE = 0.95  # accuracy on trained pairs below which dots are hollow
 
 
 def table(arms: Sequence[results.Arm]) -> str:
@@ -81,11 +81,15 @@ def plot(groups: dict[str, list[results.Arm]], path: Path) -> None:
     figure = Figure((3.6 * columns, 2.8 * rows), layout='constrained', dpi=150)
     backend_agg.FigureCanvasAgg(figure)
     panels = figure.subplots(rows, columns, squeeze=False, sharey=True).flat
-    for ax, (title, arms) in zip(panels, groups.items(), strict=False):
-      _panel(ax, arms)
-      ax.set(title=title, xlabel=r'$\gamma$', ylim=(-0.03, 1.03))
-    for ax in list(panels):
+    for number, (title, arms) in enumerate(groups.items()):
+      _panel(panels[number], arms)
+      panels[number].set(title=title, xlabel=r'$\gamma$', ylim=(-0.03, 1.03))
+    for ax in panels[len(groups) :]:
       ax.remove()
+    figure.legend(
+      *panels[0].get_legend_handles_labels(),
+      loc='outside upper center', ncols=4, frameon=False,
+    )  # fmt: skip
     figure.supylabel('share of answers on the unseen pair', fontsize=9)
     figure.savefig(path)
 
@@ -103,10 +107,6 @@ def _panel(ax: Axes, arms: Sequence[results.Arm]) -> None:
   accuracy = [np.mean(values(arm, 'heldout/accuracy')) for arm in arms]
   ax.plot(gammas, accuracy, color='#222222', lw=1, ls=':', label='seen pairs')
   ax.set_xticks(gammas)
-  if (
-    ax.get_subplotspec().is_first_col() and ax.get_subplotspec().is_first_row()
-  ):
-    ax.legend(frameon=False, fontsize=7)
 
 
 def main(argv: Sequence[str]) -> int:
