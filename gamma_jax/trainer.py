@@ -36,7 +36,7 @@ from gamma_jax import (
 )
 from gamma_jax import program as program_lib
 from gamma_jax.config import Config
-from gamma_jax.errors import ConfigError, Preempted
+from gamma_jax.errors import Preempted
 from gamma_jax.member import Member
 from gamma_jax.preemption import Preemption
 

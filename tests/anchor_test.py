@@ -312,6 +312,7 @@ def test_results_say_what_was_asked_and_nothing_of_bytes(sweep_folder):
   table = report_tables.arms(findings.find(rows))
   assert list(table.header) == ['arm', 'held-out loss', 'difference', 'seeds']
   assert {len(line) for line in table.body} == {4}
-  (line, *_) = metric_writer.read_metrics(rows[0].curve)
+  line = metric_writer.read_metrics(rows[0].curve)[-1]
+  assert 'sink/max_activation/0' in line  # measured on rows of the task
   rate = line['perf/model_flops_per_second'] / line['perf/tokens_per_second']
   assert rate == pytest.approx(flops.flops_per_token(CONFIG.model, 9))
