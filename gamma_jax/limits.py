@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from gamma_jax import chips
 from gamma_jax.config import ROLES, Config, MoeConfig
+from gamma_jax.data import anchor
 from gamma_jax.errors import ConfigError
 
 # The platform of a kernel of attention.
@@ -336,4 +337,28 @@ def _check_data(config: Config) -> None:
     if not 0 < weight < math.inf:
       raise ConfigError(
         f'data.mixture.{part}={weight!r} must be finite and above 0'
+      )
+  if data.source == anchor.SOURCE:
+    _check_anchor(config)
+
+
+def _check_anchor(config: Config) -> None:
+  """What the composite-anchor task fixes, and what it has no use for."""
+  source = f'data.source={anchor.SOURCE!r}'
+  if config.train.seq_len != anchor.SEQ_LEN:
+    raise ConfigError(
+      f'train.seq_len={config.train.seq_len} must be {anchor.SEQ_LEN}, the '
+      f'length of the rows of {source}'
+    )
+  if config.model.V < anchor.VOCABULARY:
+    raise ConfigError(
+      f'model.V={config.model.V} must be at least {anchor.VOCABULARY}, the '
+      f'numbers of {source}'
+    )
+  # They would have no effect; the config of the cell must not say otherwise.
+  idle = {'tokenizer': 'none', 'mixture': (), 'workers': 0}
+  for name, value in idle.items():
+    if getattr(config.data, name) != value:
+      raise ConfigError(
+        f'data.{name} has no effect with {source}; set it to {value!r}'
       )

@@ -98,6 +98,11 @@ def token_scores(
   )
 
 
+def log_probabilities(hidden: jax.Array, head: jax.Array) -> jax.Array:
+  """Log-probabilities of the next token, float32 [B, V], of hidden [B, D]."""
+  return jax.nn.log_softmax(_logits(hidden[:, None], head)[:, 0])
+
+
 def _chunks(arrays, chunk: int):
   """[B, T, ...] -> [chunks, B, C, ...] with B * C <= chunk, zeros at the end.
 

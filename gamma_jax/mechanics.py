@@ -32,9 +32,9 @@ from gamma_jax.analysis import (
   condensation_tree,
 )
 from gamma_jax.config import Config, DataConfig
-from gamma_jax.data import pipeline
+from gamma_jax.data import anchor, pipeline
 
-ROWS = 8  # of held-out text, rounded up to what the devices divide
+ROWS = 8  # held out, rounded up to what the devices divide
 NORM = 'condense/frobenius/'
 
 
@@ -54,9 +54,11 @@ def is_due(step: int, per_decade: int, last: int) -> bool:
 def heldout_rows(
   data: DataConfig, mesh: jax.sharding.Mesh, seq_len: int
 ) -> dict[str, np.ndarray]:
-  """The first rows of held-out text, [B, T] fields; the same in every arm."""
+  """The first held-out rows, [B, T] fields; the same in every arm."""
   shards = math.prod(mesh.shape[axis] for axis in sharding.BATCH_AXES)
   rows = -(-ROWS // shards) * shards
+  if data.source == anchor.SOURCE:
+    return anchor.questions(anchor.heldout_rows(rows))
   batches = pipeline.eval_batches(
     data, seq_len=seq_len, batch_size=rows, documents=0
   )

@@ -22,6 +22,7 @@ from gamma_jax import (
   configure,
   files,
   flops,
+  heldout,
   init_report,
   init_table,
   plan,
@@ -30,7 +31,6 @@ from gamma_jax import (
 )
 from gamma_jax import program as program_lib
 from gamma_jax.config import Config
-from gamma_jax.data import tokenizer
 from gamma_jax.errors import ConfigError
 
 # A CPU draws and measures an init in this many FLOPs of a batch, or predicts
@@ -264,9 +264,7 @@ def _init_of(config: Config) -> tuple[init_report.InitReport, str]:
     where = sharding.devices_for(config.mesh)
     configure.check_devices(config, len(where), where[0].platform)
     plan.check_fits(config)
-    words = tokenizer.load_tokenizer(config.data.tokenizer).vocab_size
-    if words > config.model.V:
-      raise ConfigError(f'the tokenizer has {words} entries, above model.V')
+    heldout.check_vocabulary(config)
     (batch,) = next(streams.Streams([config]))
   except ConfigError as error:
     return init_report.predicted(config), str(error)

@@ -41,6 +41,9 @@ class Engine(Protocol):
   def nll(self, state, batch: Batch) -> np.ndarray:
     """NLL [P, B, T] of one evaluation batch."""
 
+  def answers(self, state, batch: Batch) -> np.ndarray:
+    """Log-probabilities [P, B, V] of what follows each row of inputs."""
+
   def weights(self, state, member: int):
     """(params, moe_state) of one member, on the devices of `program`."""
 
@@ -65,14 +68,16 @@ class Single:
 
   def nll(self, state, batch):
     """NLL [1, B, T]."""
-    return np.asarray(
-      self.program.evaluate(
-        state.params,
-        self._hyper,
-        self.program.put_batch(batch),
-        state.moe_state,
-      )
-    )[None]
+    return self._ask(self.program.evaluate, state, batch)
+
+  def answers(self, state, batch):
+    """Log-probabilities [1, B, V]."""
+    return self._ask(self.program.answers, state, batch)
+
+  def _ask(self, fn, state, batch):
+    batch = self.program.put_batch(batch)
+    out = fn(state.params, self._hyper, batch, state.moe_state)
+    return np.asarray(out)[None]
 
   def weights(self, state, member):
     """(params, moe_state)."""
@@ -106,7 +111,7 @@ class Spread:
       jax.device_put(train_step.hyper(c), d)
       for c, d in zip(configs, self._devices, strict=True)
     ]
-    self._step, self._nll = _compiled(program.config)
+    self._step, self._nll, self._answers = _compiled(program.config)
     self.abstract_state = tuple(
       jax.tree.map(_on(d), program.abstract_state) for d in self._devices
     )
@@ -136,8 +141,15 @@ class Spread:
 
   def nll(self, state, batch):
     """NLL [P, B, T]."""
+    return self._ask(self._nll, state, batch)
+
+  def answers(self, state, batch):
+    """Log-probabilities [P, B, V]."""
+    return self._ask(self._answers, state, batch)
+
+  def _ask(self, fn, state, batch):
     out = [
-      self._nll(one.params, h, jax.device_put(batch, d), one.moe_state)
+      fn(one.params, h, jax.device_put(batch, d), one.moe_state)
       for one, h, d in zip(state, self._hypers, self._devices, strict=True)
     ]
     return np.stack(jax.device_get(out))
@@ -171,7 +183,7 @@ class Batched:
     self._hyper = jax.device_put(stacked, self._where)
     stream = np.array([*streams, *[streams[-1]] * extra], np.int32)
     self._stream = jax.device_put(stream, self._where)
-    self._step, self._nll = _batched(program.config, mesh)
+    self._step, self._nll, self._answers = _batched(program.config, mesh)
     self.abstract_state = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(
         (len(self._configs), *x.shape), x.dtype, sharding=self._where
@@ -195,6 +207,10 @@ class Batched:
     """NLL [P, B, T]."""
     return np.asarray(self._nll(state, self._hyper, batch))[: self._size]
 
+  def answers(self, state, batch):
+    """Log-probabilities [P, B, V]."""
+    return np.asarray(self._answers(state, self._hyper, batch))[: self._size]
+
   def weights(self, state, member):
     """(params, moe_state) of one member on the program's devices."""
     one = jax.tree.map(
@@ -210,16 +226,17 @@ def _on(device: jax.Device):
 
 @functools.lru_cache(maxsize=8)
 def _compiled(config: Config):
-  """(step, nll) of one member; run where their arguments lie."""
+  """(step, nll, answers) of one member; run where their arguments lie."""
   role_of = train_step.roles(config)
   step = functools.partial(train_step.train_step, config, role_of)
   nll = functools.partial(train_step.eval_step, config)
-  return jax.jit(step, donate_argnums=0), jax.jit(nll)
+  answers = functools.partial(train_step.answer_step, config)
+  return jax.jit(step, donate_argnums=0), jax.jit(nll), jax.jit(answers)
 
 
 @functools.lru_cache(maxsize=8)
 def _batched(config: Config, mesh: jax.sharding.Mesh):
-  """(step, nll) of any population of this shape on this mesh."""
+  """(step, nll, answers) of any population of this shape on this mesh."""
   role_of = train_step.roles(config)
   pop, everywhere = jax.P('pop'), jax.P()
 
@@ -230,11 +247,9 @@ def _batched(config: Config, mesh: jax.sharding.Mesh):
 
     return jax.vmap(one)(state, h, stream)
 
-  def nll(state, h, batch):
+  def ask(fn, state, h, batch):
     def one(state, h):
-      return train_step.eval_step(
-        config, state.params, h, batch, state.moe_state
-      )
+      return fn(config, state.params, h, batch, state.moe_state)
 
     return jax.vmap(one)(state, h)
 
@@ -245,5 +260,8 @@ def _batched(config: Config, mesh: jax.sharding.Mesh):
 
   return (
     jax.jit(spread(step, (pop, pop, pop, everywhere)), donate_argnums=0),
-    jax.jit(spread(nll, (pop, pop, everywhere))),
+    *(
+      jax.jit(spread(functools.partial(ask, fn), (pop, pop, everywhere)))
+      for fn in (train_step.eval_step, train_step.answer_step)
+    ),
   )

@@ -30,6 +30,7 @@ class Program:
     step: (TrainState, Hyper, batch) -> (TrainState, metrics); donates state.
     evaluate: (params, Hyper, batch, moe_state) -> NLL [B, T], in full in every
       process.
+    answers: the same -> log-probabilities [B, V] of what follows each row.
     abstract_state: ShapeDtypeStructs with shardings, to restore into.
     declarations: parameter path -> what its layer states.
   """
@@ -38,6 +39,7 @@ class Program:
   mesh: jax.sharding.Mesh
   step: Callable
   evaluate: Callable
+  answers: Callable
   abstract_state: train_step.TrainState
   declarations: dict[str, layers.Declared]
 
@@ -145,15 +147,16 @@ def _build(config: Config, devices: tuple[jax.Device, ...]) -> Program:
     donate_argnums=0,
     out_shardings=(where, everywhere),
   )
-  evaluate = jax.jit(
-    functools.partial(train_step.eval_step, config),
-    out_shardings=everywhere,
+  evaluate, answers = (
+    jax.jit(functools.partial(fn, config), out_shardings=everywhere)
+    for fn in (train_step.eval_step, train_step.answer_step)
   )
   return Program(
     config=config,
     mesh=mesh,
     step=_in_mesh(mesh, step),
     evaluate=_in_mesh(mesh, evaluate),
+    answers=_in_mesh(mesh, answers),
     abstract_state=jax.tree.map(
       lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
       meta.unbox(boxed),

@@ -22,7 +22,8 @@ class Table(NamedTuple):
 
 
 def arms(found: findings.Findings) -> Table:
-  """Every arm: loss, difference to the baseline, bits per byte, seeds."""
+  """Every arm: loss, difference to the baseline, bits per byte if it was text,
+  seeds."""
   best = {json_key(e.cells.overrides): e for e in found.entries}
   differences = {
     json_key([c.arm, c.setting]): c.difference for c in found.compared
@@ -47,6 +48,8 @@ def arms(found: findings.Findings) -> Table:
       label += ' (best)'
     body.append([label, show(arm.loss), text, byte, seeds])
   header = ['arm', 'held-out loss', 'difference', 'bits per byte', 'seeds']
+  if not any(line[3] for line in body):  # not of text
+    header, *body = [[*x[:3], *x[4:]] for x in (header, *body)]
   return Table(header, body)
 
 

@@ -14,12 +14,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gamma_jax.config import Config
-from gamma_jax.data import pipeline
+from gamma_jax.data import anchor, pipeline
 
 
 def data_seed(config: Config) -> int:
   """Seed of the data order."""
   return config.seed if config.data.seed is None else config.data.seed
+
+
+def inputs_per_label(config: Config) -> int:
+  """Tokens read for each that is scored: a row of anchors asks for one."""
+  return config.train.seq_len if config.data.source == anchor.SOURCE else 1
 
 
 class Streams:
@@ -32,16 +37,7 @@ class Streams:
   def __init__(self, configs: Sequence[Config]):
     seeds = list(dict.fromkeys(data_seed(c) for c in configs))
     self.member = [seeds.index(data_seed(c)) for c in configs]
-    one = configs[0]
-    self._iterators = [
-      pipeline.train_iterator(
-        one.data,
-        seed=seed,
-        batch_size=one.train.batch_size,
-        seq_len=one.train.seq_len,
-      )
-      for seed in seeds
-    ]
+    self._iterators = [_iterator(configs[0], seed) for seed in seeds]
 
   def __next__(self) -> list[dict]:
     """Next batch of every stream."""
@@ -62,3 +58,14 @@ class Streams:
     """
     for iterator, state in zip(self._iterators, states, strict=True):
       iterator.set_state(state)
+
+
+def _iterator(config: Config, seed: int):
+  if config.data.source == anchor.SOURCE:
+    return anchor.TrainIterator(seed=seed, batch_size=config.train.batch_size)
+  return pipeline.train_iterator(
+    config.data,
+    seed=seed,
+    batch_size=config.train.batch_size,
+    seq_len=config.train.seq_len,
+  )

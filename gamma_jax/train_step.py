@@ -131,16 +131,20 @@ def split_labels(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
   """[B, T + 1] rows -> inputs and labels [B, T].
 
   Position t predicts t + 1; a label counts when it belongs to the same
-  document as its input, so nothing is asked across a document boundary.
+  document as its input, so nothing is asked across a document boundary. A
+  batch with a 'loss_mask' [B, T + 1] asks for nothing but the tokens it marks.
   """
   segment_ids = batch['segment_ids']
-  same = segment_ids[:, 1:] == segment_ids[:, :-1]
+  mask = segment_ids[:, 1:] == segment_ids[:, :-1]
+  mask &= segment_ids[:, 1:] > 0
+  if 'loss_mask' in batch:
+    mask &= batch['loss_mask'][:, 1:]
   return {
     'inputs': batch['tokens'][:, :-1],
     'labels': batch['tokens'][:, 1:],
     'segment_ids': segment_ids[:, :-1],
     'positions': batch['positions'][:, :-1],
-    'mask': same & (segment_ids[:, 1:] > 0),
+    'mask': mask,
   }
 
 
@@ -241,3 +245,9 @@ def eval_step(config: Config, params, h: Hyper, batch, moe_state) -> jax.Array:
     hidden, head, batch['labels'], chunk=config.train.loss_chunk
   )
   return jnp.where(batch['mask'], nll, 0.0)
+
+
+def answer_step(config: Config, params, h: Hyper, batch, moe_state):
+  """Log-probabilities, float32 [B, V], of what follows each row of inputs."""
+  hidden, head = _apply(config, h, params, moe_state, batch)
+  return losses.log_probabilities(hidden[:, -1], head)

@@ -21,9 +21,9 @@ from gamma_jax import (
   checkpoint,
   configure,
   distributed,
-  evaluate,
   files,
   flops,
+  heldout,
   init_report,
   mechanics,
   plan,
@@ -36,8 +36,7 @@ from gamma_jax import (
 )
 from gamma_jax import program as program_lib
 from gamma_jax.config import Config
-from gamma_jax.data import pipeline, tokenizer
-from gamma_jax.errors import ConfigError, Preempted
+from gamma_jax.errors import Preempted
 from gamma_jax.member import Member
 from gamma_jax.preemption import Preemption
 
@@ -65,13 +64,14 @@ class Run:
   ):
     self.config = one = configs[0]
     with distributed.together('reading the data'):
-      self._tokenizer = _tokenizer(one)
+      heldout.check_vocabulary(one)
       self._streams = streams.Streams(configs)
     self.engine = _engine(configs, self._streams.member, method)
     self._checkpointer = checkpoint.Checkpointer(
       folder / 'checkpoints', one.checkpoint
     )
     self._flops = flops.flops_per_token(one.model, one.train.seq_len)
+    self._inputs_per_label = streams.inputs_per_label(one)
     self._pending = None
     self.crcs: list[int] = []
     latest = self._checkpointer.latest_step()
@@ -122,12 +122,12 @@ class Run:
     previous, self._pending = self._pending, pending
     return self._log(previous, None)
 
-  def flush(self, heldout: list[dict] | None = None):
+  def flush(self, evaluated: list[dict] | None = None):
     """Logs the step in flight, with evaluation metrics in the same line."""
     previous, self._pending = self._pending, None
-    return self._log(previous, heldout)
+    return self._log(previous, evaluated)
 
-  def _log(self, pending, heldout):
+  def _log(self, pending, evaluated):
     """Returns (step, mean loss of the members still going, tokens/s)."""
     if pending is None:
       return None
@@ -138,11 +138,11 @@ class Run:
     losses, total = [], 0.0
     for i, member in enumerate(self.members):
       line = {k: float(v[i]) for k, v in values.items()}
-      rate = line['train/tokens'] / seconds
+      rate = line['train/tokens'] * self._inputs_per_label / seconds
       line['data/batch_crc32'] = crcs[self._streams.member[i]]
       line['perf/tokens_per_second'] = rate
       line['perf/model_flops_per_second'] = rate * self._flops
-      line |= heldout[i] if heldout else {}
+      line |= evaluated[i] if evaluated else {}
       if measured:
         line |= self._mechanics.line(measured[i], member.initial_norms)
       failed_before = member.failure is not None
@@ -162,17 +162,8 @@ class Run:
 
   def evaluate(self) -> list[dict[str, float]]:
     """Held-out metrics of every member."""
-    out = evaluate.evaluate(
-      lambda batch: self.engine.nll(self.state, batch),
-      len(self.members),
-      pipeline.eval_batches(
-        self.config.data,
-        seq_len=self.config.train.seq_len,
-        batch_size=self.config.eval.batch_size,
-        documents=self.config.eval.documents,
-      ),
-      pipeline.heldout_sources(self.config.data),
-      self._tokenizer.token_bytes,
+    out = heldout.evaluate_members(
+      self.config, self.engine, self.state, len(self.members)
     )
     self._clock = time.monotonic()  # evaluation is no training time
     return out
@@ -182,16 +173,6 @@ class Run:
     for member in self.members:
       member.close()
     self._checkpointer.close()
-
-
-def _tokenizer(config: Config) -> tokenizer.Tokenizer:
-  found = tokenizer.load_tokenizer(config.data.tokenizer)
-  if found.vocab_size > config.model.V:
-    raise ConfigError(
-      f'model.V={config.model.V} is smaller than the vocabulary of '
-      f'tokenizer {config.data.tokenizer} ({found.vocab_size})'
-    )
-  return found
 
 
 def _engine(configs, member_streams, method) -> population.Engine:
@@ -302,7 +283,7 @@ def _train(configs, cells, folder, method, preemption):
     label = cells[0].name if len(cells) == 1 else f'{len(cells)} cells'
     with contextlib.closing(progress.Progress(label, steps, run.step)) as bar:
       _loop(run, bar, preemption)
-    heldout = run.evaluate()
+    evaluated = run.evaluate()
   # Closed: the final save is on disk, or its error has been raised.
   timing = {
     'seconds': time.monotonic() - began,
@@ -313,7 +294,7 @@ def _train(configs, cells, folder, method, preemption):
   # comes back here and writes what is missing.
   return [
     member.failure or member.finish(metrics, timing)
-    for member, metrics in zip(run.members, heldout, strict=True)
+    for member, metrics in zip(run.members, evaluated, strict=True)
   ]
 
 
@@ -324,6 +305,7 @@ def evaluate_cell(config: Config, cell: pathlib.Path) -> dict[str, float]:
     ConfigError: the cell has no complete checkpoint.
   """
   folder, member, steps = trained.checkpoints(cell)
+  heldout.check_vocabulary(config)
   engine = _engine([config], [0], 'single')
   if member is None:
     state = checkpoint.load_state(folder, steps[-1], engine.abstract_state)
@@ -332,18 +314,7 @@ def evaluate_cell(config: Config, cell: pathlib.Path) -> dict[str, float]:
       checkpoint.load_model(folder, steps[-1], member)
     )
     state = engine.abstract_state.replace(params=params, moe_state=moe_state)
-  (metrics,) = evaluate.evaluate(
-    lambda batch: engine.nll(state, batch),
-    1,
-    pipeline.eval_batches(
-      config.data,
-      seq_len=config.train.seq_len,
-      batch_size=config.eval.batch_size,
-      documents=config.eval.documents,
-    ),
-    pipeline.heldout_sources(config.data),
-    _tokenizer(config).token_bytes,
-  )
+  (metrics,) = heldout.evaluate_members(config, engine, state, 1)
   with distributed.own_folder(cell) as own:
     files.write_json(own / 'eval.json', {'step': steps[-1], 'metrics': metrics})
   return metrics

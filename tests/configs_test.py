@@ -11,6 +11,7 @@ import pytest
 from ml_collections import config_dict
 
 from configs import (
+  anchor,
   base,
   common,
   moe,
@@ -23,7 +24,7 @@ from gamma_jax import configure, flops, init_rules, model, sweep
 from gamma_jax.config import Config
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-MODULES = (base, moe, sweep_tiny, sweep_ladder, sweep_1p5b)
+MODULES = (anchor, base, moe, sweep_tiny, sweep_ladder, sweep_1p5b)
 
 
 def leaves(config, prefix=''):
@@ -253,6 +254,27 @@ def test_tiny_grid_with_arguments():
   assert {cell.config.model.mlp for cell in cells} == {'swiglu'}
   with pytest.raises(ValueError, match='mlp=glu must be one of gelu, swiglu'):
     sweep_tiny.get_config('mlp=glu')
+
+
+def test_anchor_grid():
+  cells = expanded(anchor)
+  assert len(cells) == 180
+  shapes = {configure.program_key(c.config) for c in cells}
+  assert len(shapes) == 4  # an MLP kind and a depth
+  arg = 'mlp=gelu,layers=2+3,wd=0.01,gamma=0.5,seeds=2,steps=40'
+  cells = expanded(anchor, arg)
+  arm = 'mlp=gelu,L={},weight_decay=0.01,gamma=0.5,seed={}'
+  assert [c.id for c in cells] == [
+    arm.format(layers, seed) for layers in (2, 3) for seed in range(2)
+  ]
+  assert {c.config.train.steps for c in cells} == {40}
+  for bad, message in (
+    ('mlp=glu', 'mlp=glu must be one of gelu'),
+    ('layers=2.5', 'layers=2.5 must be numbers'),
+    ('wd=', 'wd needs a value'),
+  ):
+    with pytest.raises(ValueError, match=message):
+      anchor.get_config(bad)
 
 
 def test_ladder_grid():

@@ -18,9 +18,10 @@ from typing import NamedTuple
 import numpy as np
 
 from gamma_jax import errors
+from gamma_jax.data import anchor
 from gamma_jax.data import tokenizer as tokenizer_lib
 
-KINDS = 'sample, synthetic or jsonl:/path/*.jsonl'
+KINDS = 'sample, synthetic or jsonl:/path/*.jsonl'  # of text
 
 
 class Document(NamedTuple):
@@ -108,12 +109,18 @@ def open_source(
     ConfigError: unknown kind, or no file there.
   """
   kind, _, pattern = source.partition(':')
+  if source == anchor.SOURCE:
+    raise errors.ConfigError(
+      f'data.source: {source!r} is drawn while training; nothing to prepare'
+    )
   if source == 'synthetic':
     return Synthetic(tokenizer)
   if source == 'sample':
     pattern = str(tokenizer_lib.SAMPLE / '*.jsonl.gz')
   elif kind != 'jsonl' or not pattern:
-    raise errors.ConfigError(f'data.source: {source!r} is not {KINDS}')
+    raise errors.ConfigError(
+      f'data.source: {source!r} is not {KINDS}, nor {anchor.SOURCE!r}'
+    )
   found = glob.glob(str(Path(pattern).expanduser()), recursive=True)
   files = [path for path in map(Path, found) if path.is_file()]
   if not files:
