@@ -79,6 +79,46 @@ def attend(
   return jnp.moveaxis(out, 0, 1).reshape(B, T + pad, N, H)[:, :T]
 
 
+def remember(cache: jax.Array, new: jax.Array, positions: jax.Array):
+  """Writes keys or values into the slots of their positions.
+
+  Args:
+    cache: [B, S, K, H]; slot s holds the token at position s.
+    new: [B, T, K, H].
+    positions: [B, T] int, below S.
+
+  Returns:
+    The cache with `new` in it.
+  """
+  rows = jnp.arange(len(cache), dtype=jnp.int32)[:, None]
+  return cache.at[rows, positions].set(new.astype(cache.dtype))
+
+
+def attend_cached(
+  q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array
+) -> jax.Array:
+  """Attention of one token a row to all slots up to its own.
+
+  Slots beyond it may hold anything finite, such as padding of the prompt.
+
+  Args:
+    q: [B, 1, N, H].
+    k: [B, S, K, H]; its own key is in it.
+    v: [B, S, K, H].
+    positions: [B, 1] int; rows may be at different ones.
+
+  Returns:
+    [B, 1, N, H] in q.dtype.
+  """
+  B, _, N, H = q.shape
+  S, K = k.shape[1:3]
+  index = jnp.arange(S, dtype=jnp.int32)
+  seen = (index[None] <= positions).astype(jnp.int32)
+  last = jnp.full((1,), S, jnp.int32)  # later than every slot
+  queries = (q.reshape(B, 1, K, N // K, H), jnp.ones_like(positions), last)
+  return _attend_block((k, v, seen, index), queries).reshape(B, 1, N, H)
+
+
 def _blocks_first(x: jax.Array, block: int) -> jax.Array:
   """[B, T, ...] -> [T / block, B, block, ...]."""
   B, T, *rest = x.shape

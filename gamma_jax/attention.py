@@ -18,6 +18,7 @@ from gamma_jax.analysis import attention_sink
 from gamma_jax.config import ModelConfig
 
 MECHANICS = 'mechanics'  # collection of measures; empty unless asked for
+CACHE = 'cache'  # collection of the keys and values of earlier tokens
 
 
 class Attention(nn.Module):
@@ -73,7 +74,7 @@ class Attention(nn.Module):
       k = layers.RMSNorm(**norm, name='k_norm')(k, norm_eps)
     q = attend.rope(q, positions, c.rope_theta)
     k = attend.rope(k, positions, c.rope_theta)
-    y = self._attend()(q, k, v, segment_ids)  # [B, T, N, H]
+    y = self._attend_cached(q, k, v, segment_ids, positions)  # [B, T, N, H]
     self._sow(attention_sink.attention_metrics, q, k, segment_ids)
     if c.gate == 'elementwise':
       gate = project('gate', 'gate', 'BTD,DNH->BTNH', (c.D, c.N, c.H), heads)
@@ -95,6 +96,21 @@ class Attention(nn.Module):
       ('heads', 'head_dim', 'embed'),
     )
     return out(y)
+
+  def _attend_cached(self, q, k, v, segment_ids, positions):
+    """Attention to the keys of the call, or to those of a cache as well.
+
+    A cache is filled by one call on the prompts and extended by calls of one
+    token; decode.py makes it.
+    """
+    if self.has_variable(CACHE, 'k'):
+      for name, new in (('k', k), ('v', v)):
+        kept = attend.remember(self.get_variable(CACHE, name), new, positions)
+        self.put_variable(CACHE, name, kept)
+      if q.shape[1] == 1:
+        k, v = (self.get_variable(CACHE, name) for name in 'kv')
+        return attend.attend_cached(q, k, v, positions)
+    return self._attend()(q, k, v, segment_ids)
 
   def _sow(self, measure, *args) -> None:
     if self.is_mutable_collection(MECHANICS):

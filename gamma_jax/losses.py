@@ -45,7 +45,7 @@ def token_losses(
     # Zeroed before the product: a masked where() after it would still send
     # 0 * NaN into the gradients of the head.
     hidden = jnp.where(mask[..., None], hidden, jnp.zeros((), hidden.dtype))
-    logits = _logits(hidden, head)
+    logits = vocab_logits(hidden, head)
     log_z, nll = _score(logits, labels)
     hit = jnp.argmax(logits, axis=-1) == labels
     terms = LossSums(
@@ -68,7 +68,7 @@ def token_nll(
 
   def one(xs):
     hidden, labels = xs
-    return _score(_logits(hidden, head), labels)[1]
+    return _score(vocab_logits(hidden, head), labels)[1]
 
   nll = jax.lax.map(
     jax.checkpoint(one, prevent_cse=False), _chunks((hidden, labels), chunk)
@@ -121,7 +121,7 @@ def _chunks(arrays, chunk: int):
   return jax.tree.map(split, arrays)
 
 
-def _logits(hidden: jax.Array, head: jax.Array) -> jax.Array:
+def vocab_logits(hidden: jax.Array, head: jax.Array) -> jax.Array:
   """[B, C, D], [D, V] -> float32 [B, C, V]."""
   # The cast stays inside the loop, so that the gradient of the head is summed
   # over chunks in the head's own dtype.

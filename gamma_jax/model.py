@@ -125,7 +125,7 @@ class Transformer(nn.Module):
     stack = nn.scan(
       block,
       variable_axes=dict.fromkeys(
-        ('params', moe.STATE, PROBE, attention.MECHANICS), 0
+        ('params', moe.STATE, PROBE, attention.MECHANICS, attention.CACHE), 0
       ),
       split_rngs={'params': True},
       in_axes=(nn.broadcast, nn.broadcast, nn.broadcast),

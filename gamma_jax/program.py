@@ -1,4 +1,4 @@
-"""The compiled program of one shape on one mesh: init, step, evaluate.
+"""The compiled program of one shape on one mesh: init, step, evaluate, decode.
 
 jit, shardings and donation are decided here and in population.py, nowhere
 else. Cells of one shape share one Program, so a grid over traced numbers
@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from flax.core import meta
 
-from gamma_jax import layers, sharding, train_step
+from gamma_jax import decode, layers, sharding, train_step
 from gamma_jax.config import Config, InitOverrides
 
 
@@ -31,6 +31,9 @@ class Program:
     evaluate: (params, Hyper, batch, moe_state) -> NLL [B, T], in full in every
       process.
     answers: the same -> log-probabilities [B, V] of what follows each row.
+    prefill: decode.prefill without its config; `slots` is static.
+    extend: decode.extend without its config; donates the Decoding, `steps` is
+      static, the tokens are in full in every process.
     abstract_state: ShapeDtypeStructs with shardings, to restore into.
     declarations: parameter path -> what its layer states.
   """
@@ -40,6 +43,8 @@ class Program:
   step: Callable
   evaluate: Callable
   answers: Callable
+  prefill: Callable
+  extend: Callable
   abstract_state: train_step.TrainState
   declarations: dict[str, layers.Declared]
 
@@ -151,12 +156,23 @@ def _build(config: Config, devices: tuple[jax.Device, ...]) -> Program:
     jax.jit(functools.partial(fn, config), out_shardings=everywhere)
     for fn in (train_step.eval_step, train_step.answer_step)
   )
+  prefill = jax.jit(
+    functools.partial(decode.prefill, config), static_argnums=4
+  )
+  extend = jax.jit(
+    functools.partial(decode.extend, config),
+    static_argnums=5,
+    donate_argnums=3,
+    out_shardings=(None, everywhere),
+  )
   return Program(
     config=config,
     mesh=mesh,
     step=_in_mesh(mesh, step),
     evaluate=_in_mesh(mesh, evaluate),
     answers=_in_mesh(mesh, answers),
+    prefill=_in_mesh(mesh, prefill),
+    extend=_in_mesh(mesh, extend),
     abstract_state=jax.tree.map(
       lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
       meta.unbox(boxed),

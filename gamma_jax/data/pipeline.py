@@ -101,7 +101,7 @@ def eval_batches(
   Raises:
     ConfigError: nothing is held out.
   """
-  tokens = [t for _, t in _heldout(data)][: documents or None]
+  tokens = [t for _, t in heldout_documents(data)][: documents or None]
   manifest = prepare_lib.read_manifest(prepare_lib.prepare(data))
   frame = _Frame(manifest['eot_id'])
   windows = [
@@ -139,7 +139,7 @@ def eval_batches(
 
 def heldout_sources(data: DataConfig) -> list[str]:
   """The part of each held-out document, in the order of `doc` in evaluation."""
-  return [part for part, _ in _heldout(data)]
+  return [part for part, _ in heldout_documents(data)]
 
 
 class _Frame(grain.transforms.Map):
@@ -213,11 +213,14 @@ def _ranges(counts: dict[str, dict[str, int]]) -> dict[str, slice]:
   }
 
 
-def _heldout(data: DataConfig) -> list[tuple[str, np.ndarray]]:
+def heldout_documents(data: DataConfig) -> list[tuple[str, np.ndarray]]:
   """(part, tokens) of all held-out documents, parts taking turns.
 
   Within a part the order is that of the documents' ids, which come from their
   text: the first n are the same whatever `heldout_percent` is (if it gives n).
+
+  Raises:
+    ConfigError: nothing is held out.
   """
   folder = prepare_lib.prepare(data)
   manifest = prepare_lib.read_manifest(folder)

@@ -1,0 +1,1 @@
+"""Downstream tasks: multiple choice by likelihood, problems by generation."""
