@@ -19,6 +19,8 @@ LM_EVAL = ['lm-eval>=0.4.13']
 READERS = ['torch>=2.13', 'transformers>=5.24']
 SLURM = ['submitit>=1.5.2']
 NOTEBOOKS = ['ipykernel>=7.4', 'nbclient>=0.11']
+MATH = ['math-verify>=0.9.0']  # answers of math500
+GYM = ['reasoning-gym>=0.1.25']  # tasks gym:NAME
 DEV = [
   'hypothesis>=6.170',
   'pytest>=9.2',
@@ -65,6 +67,8 @@ setuptools.setup(
     'readers': [*EXPORT, *LM_EVAL, *READERS],
     'slurm': SLURM,
     'notebooks': [*NOTEBOOKS, *REPORT],
+    'math': MATH,
+    'gym': GYM,
     'dev': [*DEV, *REPORT, *TB, *TOKENIZER, *EXAMPLES, *SLURM],
   },
 )

@@ -149,6 +149,14 @@ class EvalConfig:
   every: int = 0  # 0: only at the end
   batch_size: int = 16
   documents: int = 0  # first so many held-out documents; 0: all
+  # Tasks are run by --mode=eval alone; see tasks/items.py.
+  tasks: str = ''  # synth_cloze,hellaswag:FILE,gsm8k:FILE,...
+  max_items: int = 0  # first so many of each task; 0: all
+  shots: int = 0  # first so many are shown, solved, before each prompt
+  new_tokens: int = 256  # most that are generated; at most half of seq_len
+  temperature: float = 0.0  # 0: the likeliest token
+  top_p: float = 1.0  # probability that the drawn tokens share
+  sample_seed: int = 0  # of these draws
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,6 +50,13 @@ UNHASHED = (
   'plan',
   'data.dir',
   'eval.batch_size',
+  'eval.tasks',
+  'eval.max_items',
+  'eval.shots',
+  'eval.new_tokens',
+  'eval.temperature',
+  'eval.top_p',
+  'eval.sample_seed',
 )
 _ARTICLES = {int: 'an int', float: 'a float', bool: 'a bool', str: 'a string'}
 

@@ -12,6 +12,7 @@ from gamma_jax import chips
 from gamma_jax.config import ROLES, Config, MoeConfig
 from gamma_jax.data import anchor
 from gamma_jax.errors import ConfigError
+from gamma_jax.tasks import items
 
 # The platform of a kernel of attention.
 KERNELS = {'splash': 'tpu', 'cudnn': 'gpu'}
@@ -114,6 +115,12 @@ RANGES = {
   'eval.every': _MAYBE,
   'eval.batch_size': _COUNT,
   'eval.documents': _MAYBE,
+  'eval.max_items': _MAYBE,
+  'eval.shots': _MAYBE,
+  'eval.new_tokens': _COUNT,
+  'eval.temperature': _MAYBE,
+  'eval.top_p': Interval('in (0, 1]', 0, 1, low_in=False),
+  'eval.sample_seed': _SEED,
   'log.every': _COUNT,
   'log.mechanics': _MAYBE,
   'sweep.slurm.nodes': _COUNT,
@@ -135,6 +142,7 @@ def check(config: Config) -> None:
   _check_schedule(config)
   _check_batch_and_mesh(config)
   _check_data(config)
+  items.split(config.eval.tasks)
   if config.plan.target:
     chips.parse(config.plan.target)
 

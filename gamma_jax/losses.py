@@ -88,7 +88,7 @@ def token_scores(
 
   def one(xs):
     hidden, labels = xs
-    logits = _logits(hidden, head)
+    logits = vocab_logits(hidden, head)
     return _score(logits, labels)[1], jnp.argmax(logits, axis=-1) == labels
 
   B, T = labels.shape
@@ -100,7 +100,7 @@ def token_scores(
 
 def log_probabilities(hidden: jax.Array, head: jax.Array) -> jax.Array:
   """Log-probabilities of the next token, float32 [B, V], of hidden [B, D]."""
-  return jax.nn.log_softmax(_logits(hidden[:, None], head)[:, 0])
+  return jax.nn.log_softmax(vocab_logits(hidden[:, None], head)[:, 0])
 
 
 def _chunks(arrays, chunk: int):

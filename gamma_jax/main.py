@@ -128,11 +128,18 @@ def _train(command: command_line.Command) -> int:
 
 
 def _evaluate(command: command_line.Command) -> int:
-  from gamma_jax import trainer
+  from gamma_jax import distributed, files, trainer
+  from gamma_jax.tasks import runner
 
+  found = {}
   for cell in sweep.select(command.cells, command.only):
     sweep.check_folder(cell, command.workdir)
-    trainer.evaluate_cell(cell.config, command.workdir / cell.id)
+    folder = command.workdir / cell.id
+    found[cell.id] = trainer.evaluate_cell(cell.config, folder)
+  text = runner.table(found)
+  print(text, end='', flush=True)
+  if distributed.leads():
+    files.write_text(command.workdir / 'eval.txt', text)
   return 0
 
 

@@ -156,9 +156,7 @@ def _build(config: Config, devices: tuple[jax.Device, ...]) -> Program:
     jax.jit(functools.partial(fn, config), out_shardings=everywhere)
     for fn in (train_step.eval_step, train_step.answer_step)
   )
-  prefill = jax.jit(
-    functools.partial(decode.prefill, config), static_argnums=4
-  )
+  prefill = jax.jit(functools.partial(decode.prefill, config), static_argnums=4)
   extend = jax.jit(
     functools.partial(decode.extend, config),
     static_argnums=5,

@@ -39,6 +39,7 @@ from gamma_jax.config import Config
 from gamma_jax.errors import Preempted
 from gamma_jax.member import Member
 from gamma_jax.preemption import Preemption
+from gamma_jax.tasks import runner
 
 
 class Run:
@@ -298,14 +299,19 @@ def _train(configs, cells, folder, method, preemption):
   ]
 
 
-def evaluate_cell(config: Config, cell: pathlib.Path) -> dict[str, float]:
-  """Evaluates the newest checkpoint of a cell into its eval.json.
+def evaluate_cell(config: Config, cell: pathlib.Path) -> dict:
+  """Evaluates the newest checkpoint of a cell: held-out loss, then tasks.
+
+  Returns:
+    The content of eval.json, which it writes; eval_items.json gets what the
+    model said of every item of the tasks.
 
   Raises:
-    ConfigError: the cell has no complete checkpoint.
+    ConfigError: the cell has no complete checkpoint, or a task cannot be had.
   """
   folder, member, steps = trained.checkpoints(cell)
   heldout.check_vocabulary(config)
+  tasks = runner.load(config)
   engine = _engine([config], [0], 'single')
   if member is None:
     state = checkpoint.load_state(folder, steps[-1], engine.abstract_state)
@@ -315,6 +321,12 @@ def evaluate_cell(config: Config, cell: pathlib.Path) -> dict[str, float]:
     )
     state = engine.abstract_state.replace(params=params, moe_state=moe_state)
   (metrics,) = heldout.evaluate_members(config, engine, state, 1)
+  found = {'step': steps[-1], 'metrics': metrics}
+  lines: dict[str, list[dict]] = {}
+  if tasks:
+    found['tasks'], lines = runner.run(config, tasks, engine.program, state)
   with distributed.own_folder(cell) as own:
-    files.write_json(own / 'eval.json', {'step': steps[-1], 'metrics': metrics})
-  return metrics
+    files.write_json(own / 'eval.json', found)
+    if lines:
+      files.write_json(own / 'eval_items.json', lines)
+  return found

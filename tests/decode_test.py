@@ -11,7 +11,6 @@ from gamma_jax import configure, decode, train_step
 from gamma_jax import program as program_lib
 from gamma_jax.config import (
   Config,
-  InitConfig,
   ModelConfig,
   MoeConfig,
   TrainConfig,
@@ -25,16 +24,22 @@ NEW = 6
 
 
 def system(**options):
-  """(config, program, hyper, state); gamma 0.5, so that no logits tie."""
-  config = Config(
-    model=dataclasses.replace(MODEL, **options),
-    init=InitConfig(gamma=0.3),
-    train=TRAIN,
-  )
+  """(config, program, hyper, params, moe_state), drawn without a compile."""
+  config = Config(model=dataclasses.replace(MODEL, **options), train=TRAIN)
   program = program_lib.build(
     configure.program_key(config), (jax.devices()[0],)
   )
-  return config, program, train_step.hyper(config), program.init(config)
+  rng = np.random.default_rng(0)
+  state = program.abstract_state
+
+  # Far from an even prediction, so that no two logits are near a tie.
+  def draw(x):
+    return rng.normal(0.2, 0.3, x.shape).astype(x.dtype)
+
+  params, moe_state = (
+    jax.tree.map(draw, tree) for tree in (state.params, state.moe_state)
+  )
+  return config, program, train_step.hyper(config), params, moe_state
 
 
 def prompts(lengths=LENGTHS, pad=0):
@@ -45,74 +50,84 @@ def prompts(lengths=LENGTHS, pad=0):
   return {'tokens': tokens, 'lengths': np.array(lengths, np.int32)}
 
 
-def generate(built, given, sampling=None, eot=EOT, calls=(NEW,)):
-  """Tokens [B, sum(calls)], and the logits of the token after them."""
-  _, program, h, state = built
-  at = (state.params, h, state.moe_state)
-  given = program.put_batch(given)
-  slots = given['tokens'].shape[1] + sum(calls)
-  decoding = program.prefill(*at, given, slots)
+def generate(built, given, sampling=None, eot=EOT):
+  """Tokens [B, NEW] in two calls, and the logits of the token after them."""
+  _, program, h, params, moe_state = built
+  at = (params, h, moe_state)
+  slots = given['tokens'].shape[1] + NEW
+  decoding = program.prefill(*at, program.put_batch(given), slots)
   out = []
-  for steps in calls:
-    choice = (jnp.int32(eot), sampling)
-    decoding, tokens = program.extend(*at, decoding, choice, steps)
+  for _ in range(2):
+    choice = (np.int32(eot), sampling)
+    decoding, tokens = program.extend(*at, decoding, choice, NEW // 2)
     out.append(np.asarray(tokens))
   return np.concatenate(out, axis=1), np.asarray(decoding.logits)
 
 
-def logits_of(built, row):
-  """Logits [T, V] of one whole row, by the plain forward pass."""
-  config, _, h, state = built
-  row = np.array(row, np.int32)[None]
-  positions = np.arange(row.shape[1], dtype=np.int32)[None]
-  hidden, head = train_step.transformer(config).apply(
-    {'params': state.params, 'moe_state': state.moe_state},
-    row,
-    np.ones_like(row),
-    positions,
-    h.norm_eps,
-  )
-  hidden = np.asarray(hidden[0], np.float32)
-  return hidden @ np.asarray(head, np.float32)
+def full_logits(built, rows):
+  """Logits [T, V] of each row of tokens, by the plain forward pass."""
+  config, _, h, params, moe_state = built
+  lengths = np.array([len(row) for row in rows])
+  tokens = np.zeros((len(rows), lengths.max()), np.int32)
+  for into, row in zip(tokens, rows):
+    into[: len(row)] = row
+  positions = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
+
+  @jax.jit
+  def forward(params, moe_state):
+    return train_step.transformer(config).apply(
+      {'params': params, 'moe_state': moe_state},
+      tokens,
+      (positions < lengths[:, None]).astype(np.int32),
+      positions.astype(np.int32),
+      h.norm_eps,
+    )
+
+  hidden, head = (np.asarray(x, 'float32') for x in forward(params, moe_state))
+  return [(x @ head)[:n] for x, n in zip(hidden, lengths)]
+
+
+SYSTEMS = [
+  {'K': 4, 'gate': 'none', 'remat': 'full'},
+  {'gate': 'headwise', 'tied': True, 'mlp': 'gelu', 'scan': False},
+  {'qk_norm': True, 'K': 1, 'moe': MoeConfig(experts=4, F=8, bias_rate=0.1)},
+]
+MORE = [
+  {},
+  {'moe': MoeConfig(experts=4, F=8, shared=1), 'scan': False, 'tied': True},
+]
 
 
 @pytest.mark.parametrize(
   'options',
-  [
-    {'K': 4, 'gate': 'none'},
-    {'gate': 'headwise', 'tied': True, 'mlp': 'gelu'},
-    {'gate': 'elementwise', 'scan': False, 'qk_norm': True, 'K': 1},
-    {'remat': 'full', 'moe': MoeConfig(experts=4, F=8, shared=1)},
-    {'moe': MoeConfig(experts=4, F=8, bias_rate=0.1)},
-  ],
+  [*SYSTEMS, *[pytest.param(more, marks=pytest.mark.slow) for more in MORE]],
 )
 def test_greedy_decoding_equals_the_full_forward_pass(options):
   built = system(**options)
   given = prompts()
-  tokens, logits = generate(built, given, eot=-1, calls=(4, 2))
+  tokens, logits = generate(built, given, eot=-1)
+  rows = zip(given['tokens'], LENGTHS, tokens)
+  full = full_logits(built, [[*p[:length], *new] for p, length, new in rows])
   for row, length in enumerate(LENGTHS):
-    text = [*given['tokens'][row, :length], *tokens[row]]
-    full = logits_of(built, text)
-    want = full[length - 1 : -1].argmax(-1)
+    want = full[row][length - 1 : -1].argmax(-1)
     assert tokens[row].tolist() == want.tolist()
-    np.testing.assert_allclose(logits[row], full[-1], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(logits[row], full[row][-1], rtol=1e-4, atol=1e-4)
 
 
 @pytest.fixture(scope='module')
 def built():
-  return system()
+  return system(**SYSTEMS[0])
 
 
 def test_rows_do_not_depend_on_padding_or_on_each_other(built):
   tokens, logits = generate(built, prompts())
-  padded = prompts(pad=11)
-  wide = np.pad(padded['tokens'], [(0, 0), (0, 3)], constant_values=5)
-  others, other_logits = generate(built, padded | {'tokens': wide})
+  others, other_logits = generate(built, prompts(pad=11))
   np.testing.assert_array_equal(tokens, others)
-  np.testing.assert_allclose(logits, other_logits, rtol=1e-4, atol=1e-5)
-  given = prompts()
-  alone = {k: v[2:, ...] for k, v in given.items()}
-  np.testing.assert_array_equal(generate(built, alone)[0], tokens[2:])
+  np.testing.assert_allclose(logits, other_logits, rtol=1e-5, atol=1e-5)
+  given = {k: np.roll(v, 1, axis=0) for k, v in prompts().items()}
+  np.testing.assert_array_equal(
+    generate(built, given)[0], np.roll(tokens, 1, 0)
+  )
 
 
 def test_a_row_ends_at_eot_and_an_empty_one_at_once(built):
@@ -141,8 +156,6 @@ def sampling(seed=0, item=(0, 1, 2), temperature=1.0, top_p=1.0):
 def test_draws_belong_to_seed_and_item(built):
   given = prompts()
   tokens = generate(built, given, sampling())[0]
-  split = generate(built, given, sampling(), calls=(1, 5))[0]
-  np.testing.assert_array_equal(tokens, split)
   turned = {k: v[::-1].copy() for k, v in given.items()}
   again = generate(built, turned, sampling(item=(2, 1, 0)))[0]
   np.testing.assert_array_equal(tokens, again[::-1])
@@ -163,11 +176,11 @@ def test_draws_have_the_frequencies_of_the_nucleus():
     assert not got[want == 0].any()
 
 
+@pytest.mark.slow
 def test_bfloat16_decodes_near_the_full_forward_pass():
   # Sums of another order round to other bfloat16: close, not equal.
   built = system(dtype='bfloat16')
   given = prompts()
   tokens, logits = generate(built, given)
-  text = [*given['tokens'][0, : LENGTHS[0]], *tokens[0]]
-  full = logits_of(built, text)
-  assert np.abs(logits[0] - full[-1]).max() < 0.03 * np.abs(full).max()
+  (full,) = full_logits(built, [[*given['tokens'][0, :7], *tokens[0]]])
+  assert np.abs(logits[0] - full[-1]).max() < 0.05 * np.abs(full).max()

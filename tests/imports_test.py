@@ -27,6 +27,7 @@ OWNERS = {
 # These sit low: neither they nor what they import may know the loop.
 LOW = (
   'attention',
+  'decode',
   'init_rules',
   'initializers',
   'layers',
@@ -57,6 +58,7 @@ NO_JAX = (
   'report',
   'results',
   'sweep',
+  'tasks.items',
   'token_page',
   'token_rows',
 )

@@ -253,7 +253,8 @@ def assert_members_are_found(cells, workdir):
   """With and, as in older folders, without a list of the members."""
   (folder,) = (workdir / grouping.FOLDER).iterdir()
   want = json.loads((workdir / cells[3].id / 'results.json').read_text())
-  heldout = trainer.evaluate_cell(cells[3].config, workdir / cells[3].id)
+  found = trainer.evaluate_cell(cells[3].config, workdir / cells[3].id)
+  heldout = found['metrics']
   assert heldout == {k: want['metrics'][k] for k in heldout}
   members = [trained.checkpoints(workdir / c.id) for c in cells]
   assert [m for _, m, _ in members] == list(range(len(cells)))

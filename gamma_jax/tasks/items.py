@@ -171,6 +171,11 @@ def read(kind: str, path: str, count: int) -> list[Choice] | list[Problem]:
   return items
 
 
+def after(shown: str, item: Choice | Problem) -> Choice | Problem:
+  """The item with text before its prompt."""
+  return dataclasses.replace(item, prompt=shown + item.prompt)
+
+
 def _checked(item: Choice | Problem) -> Choice | Problem:
   if not isinstance(item.prompt, str):
     raise TypeError('the prompt is not a string')
@@ -212,7 +217,9 @@ def _question(text: str) -> str:
 def _letters(question: str, row: Mapping[str, Any], answer: str) -> Choice:
   shown = ''.join(f'{letter}. {row[letter]}\n' for letter in 'ABCD')
   choices = tuple(f' {letter}' for letter in 'ABCD')
-  return Choice(f'题目：{question}\n{shown}答案：', choices, 'ABCD'.index(answer))
+  return Choice(
+    f'题目：{question}\n{shown}答案：', choices, 'ABCD'.index(answer)
+  )
 
 
 def _plain(text: str) -> str:

@@ -47,9 +47,7 @@ def make(
   return found
 
 
-def cloze(
-  documents: Sequence[tuple[str, str]], count: int
-) -> list[Choice]:
+def cloze(documents: Sequence[tuple[str, str]], count: int) -> list[Choice]:
   """The true continuation of a document among three of other documents.
 
   The others are of the same part (language, domain), so that this alone gives
@@ -75,9 +73,7 @@ def cloze(
   return found
 
 
-def copy(
-  documents: Sequence[tuple[str, str]], count: int
-) -> list[Problem]:
+def copy(documents: Sequence[tuple[str, str]], count: int) -> list[Problem]:
   """Write three words again, after two examples of that."""
   found = []
   for _, text in documents:
@@ -121,9 +117,7 @@ def gym(name: str, count: int):
   try:
     data = reasoning_gym.create_dataset(name, size=count or COUNT, seed=0)
   except (ValueError, KeyError) as error:
-    raise ConfigError(
-      f'eval.tasks: {items_lib.GYM}:{name}: {error}'
-    ) from error
+    raise ConfigError(f'eval.tasks: {items_lib.GYM}:{name}: {error}') from error
   problems = [
     Problem(
       f'Question: {entry["question"]}\nAnswer:',
