@@ -8,9 +8,8 @@ import math
 import operator
 from typing import NamedTuple
 
-from gamma_jax import chips
+from gamma_jax import chips, limits_data
 from gamma_jax.config import ROLES, Config, MoeConfig
-from gamma_jax.data import anchor
 from gamma_jax.errors import ConfigError
 from gamma_jax.tasks import items
 
@@ -141,7 +140,7 @@ def check(config: Config) -> None:
   _check_init(config)
   _check_schedule(config)
   _check_batch_and_mesh(config)
-  _check_data(config)
+  limits_data.check(config)
   items.split(config.eval.tasks)
   if config.plan.target:
     chips.parse(config.plan.target)
@@ -331,42 +330,3 @@ def _check_batch_and_mesh(config: Config) -> None:
   free = [f'mesh.{axis}' for axis, size in sizes.items() if size == -1]
   if len(free) > 1:
     raise ConfigError(f'only one axis can be -1, not {" and ".join(free)}')
-
-
-def _check_data(config: Config) -> None:
-  data = config.data
-  for name in ('source', 'tokenizer', 'dir'):
-    if not getattr(data, name):
-      raise ConfigError(f'data.{name} must not be empty')
-  parts = [part for part, _ in data.mixture]
-  if len(set(parts)) < len(parts):
-    raise ConfigError(f'data.mixture names a part twice: {", ".join(parts)}')
-  for part, weight in data.mixture:
-    if not 0 < weight < math.inf:
-      raise ConfigError(
-        f'data.mixture.{part}={weight!r} must be finite and above 0'
-      )
-  if data.source == anchor.SOURCE:
-    _check_anchor(config)
-
-
-def _check_anchor(config: Config) -> None:
-  """What the composite-anchor task fixes, and what it has no use for."""
-  source = f'data.source={anchor.SOURCE!r}'
-  if config.train.seq_len != anchor.SEQ_LEN:
-    raise ConfigError(
-      f'train.seq_len={config.train.seq_len} must be {anchor.SEQ_LEN}, the '
-      f'length of the rows of {source}'
-    )
-  if config.model.V < anchor.VOCABULARY:
-    raise ConfigError(
-      f'model.V={config.model.V} must be at least {anchor.VOCABULARY}, the '
-      f'numbers of {source}'
-    )
-  # They would have no effect; the config of the cell must not say otherwise.
-  idle = {'tokenizer': 'none', 'mixture': (), 'workers': 0}
-  for name, value in idle.items():
-    if getattr(config.data, name) != value:
-      raise ConfigError(
-        f'data.{name} has no effect with {source}; set it to {value!r}'
-      )

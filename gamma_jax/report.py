@@ -63,18 +63,19 @@ def print_table(
 
 def markdown(found: findings.Findings) -> str:
   """The tables and notes of the page, for a text file."""
-  parts = [_markdown(report_tables.arms(found))]
+  parts = [as_markdown(report_tables.arms(found))]
   if found.compared:
-    parts.append(_markdown(report_tables.compared(found)))
+    parts.append(as_markdown(report_tables.compared(found)))
   if found.sized:
-    parts.append(_markdown(report_tables.sized(found)))
+    parts.append(as_markdown(report_tables.sized(found)))
   notes = report_tables.notes(found)
   if found.sized:
     notes += report_tables.size_notes(found)
   return '\n'.join(parts) + ''.join(f'\n{note}\n' for note in notes)
 
 
-def _markdown(table: report_tables.Table) -> str:
+def as_markdown(table: report_tables.Table) -> str:
+  """The table in Markdown, numbers to the right."""
   rule = [
     '---' if i in table.words else '---:' for i in range(len(table.header))
   ]

@@ -15,6 +15,7 @@ from configs import (
   base,
   common,
   moe,
+  obstacles,
   sizes,
   sweep_1p5b,
   sweep_ladder,
@@ -24,7 +25,15 @@ from gamma_jax import configure, flops, init_rules, model, sweep
 from gamma_jax.config import Config
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-MODULES = (anchor, base, moe, sweep_tiny, sweep_ladder, sweep_1p5b)
+MODULES = (
+  anchor,
+  base,
+  moe,
+  obstacles,
+  sweep_tiny,
+  sweep_ladder,
+  sweep_1p5b,
+)
 
 
 def leaves(config, prefix=''):
@@ -254,6 +263,13 @@ def test_tiny_grid_with_arguments():
   assert {cell.config.model.mlp for cell in cells} == {'swiglu'}
   with pytest.raises(ValueError, match='mlp=glu must be one of gelu, swiglu'):
     sweep_tiny.get_config('mlp=glu')
+
+
+def test_obstacles_grid():
+  cells = expanded(obstacles)
+  assert len(cells) == 2 * 2 * 3 * 2 * 3
+  shapes = {configure.program_key(cell.config) for cell in cells}
+  assert len(shapes) == 4  # epsilon and gamma are traced; size and gate are not
 
 
 def test_anchor_grid():

@@ -54,6 +54,7 @@ NO_JAX = (
   'hf_layout',
   'hf_tokenizer',
   'limits',
+  'limits_data',
   'metric_writer',
   'report',
   'results',

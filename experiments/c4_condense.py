@@ -1,0 +1,129 @@
+"""C4: weights condense early, then expand.
+
+python -m experiments.c4_condense runs/ladder --out=experiments/records/DATE_c4
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from experiments import c1_loss, claim
+from gamma_jax import metric_writer, results
+from gamma_jax.analysis import paired
+
+CLAIM = claim.Claim(
+  title='C4: condensation, then expansion',
+  claim=(
+    'From gamma = 1 the weights first condense (stable rank falls far below '
+    'that of the random start), then expand; from gamma = 0.5 they do not.'
+  ),
+  refuted_by=(
+    'Paired by seed, the deepest dip of the stable rank (over its start) is no '
+    'lower at gamma = 1 than at 0.5, or the rank does not rise after the dip.'
+  ),
+  command=c1_loss.CLAIM.command,
+  minutes=c1_loss.CLAIM.minutes,
+)
+CARE = (
+  'Geometric means over the q, k, v, o, up and down matrices of all layers, at '
+  'the log-spaced steps that log.mechanics measures: the true dip may lie '
+  'between two of them. '
+) + c1_loss.CARE
+_RANK = re.compile(r'condense/stable_rank/(q|k|v|o|up|down)/\d+')
+
+
+def trajectory(cell: Path) -> dict[int, float]:
+  """step -> stable rank over its start, geometric mean over matrices.
+
+  Raises:
+    ValueError: the cell did not log its mechanics.
+  """
+  found: dict[int, dict[str, float]] = {}
+  for line in metric_writer.read_metrics(cell / 'metrics.jsonl'):
+    ranks = {k: v for k, v in line.items() if _RANK.fullmatch(k)}
+    if ranks:
+      found[line['step']] = ranks
+  if 0 not in found:
+    raise ValueError(f'{cell} has no mechanics; log.mechanics must be above 0')
+  start = found[0]
+  return {
+    step: float(np.exp(np.mean([np.log(ranks[k] / start[k]) for k in start])))
+    for step, ranks in found.items()
+  }
+
+
+def dips(workdir: Path) -> dict[tuple[str, float], dict[int, tuple]]:
+  """(size, gamma) -> seed -> (step of the dip, dip, end), over the start."""
+  out: dict[tuple[str, float], dict[int, tuple]] = {}
+  for row in results.collect(workdir):
+    curve = trajectory(row.folder)
+    step = min(curve, key=curve.get)
+    o = row.overrides
+    arm = out.setdefault((o['size'], o['init.gamma']), {})
+    arm[o['seed']] = (step, curve[step], curve[max(curve)])
+  return out
+
+
+def table(found: Mapping) -> list[str]:
+  """One line an arm, and the two differences of a verdict below it."""
+  lines = [
+    '| size | gamma | step of the dip, each seed | dip / start | end / dip |',
+    '| --- | ---: | ---: | ---: | ---: |',
+  ]
+  for (size, gamma), seeds in sorted(found.items()):
+    step, dip, end = zip(*(seeds[s] for s in sorted(seeds)), strict=True)
+    a = results.interval(dip)
+    b = results.interval([e / d for e, d in zip(end, dip, strict=True)])
+    steps = ' '.join(map(str, step))
+    lines.append(
+      f'| {size} | {gamma} | {steps} | {a.mean:.3f} ± {a.half:.3f} '
+      f'| {b.mean:.3f} ± {b.half:.3f} |'
+    )
+  return lines
+
+
+def main() -> None:
+  """Compares the dips of gamma 1 and 0.5, and asks for a rise after them."""
+  workdir, out = claim.parse(CLAIM, __doc__)
+  claim.rows(workdir)
+  found = dips(workdir)
+  deeper, rises = [], []
+  for size in dict.fromkeys(size for size, _ in found):
+    small, usual = found[size, 1.0], found[size, 0.5]
+    seeds = sorted(small)
+    deeper.append(
+      paired.paired_difference(
+        [np.log(usual[s][1]) for s in seeds],
+        [np.log(small[s][1]) for s in seeds],
+      )
+    )
+    rises.append(
+      paired.paired_difference(
+        [0.0] * len(seeds), [np.log(small[s][2] / small[s][1]) for s in seeds]
+      )
+    )
+  words = (
+    f'a deeper dip: {claim.verdict(deeper, -1)}; a rise after it: '
+    f'{claim.verdict(rises, 1)}'
+  )
+  names = ('stable_rank', 'mean_abs_cosine')
+  pictures = [
+    p for n in names for p in sorted((workdir / 'report').glob(f'{n}*.png'))
+  ]
+  claim.record(
+    CLAIM,
+    workdir,
+    out,
+    found='\n'.join(table(found)),
+    words=words,
+    care=CARE,
+    pictures=pictures,
+  )
+
+
+if __name__ == '__main__':
+  main()
