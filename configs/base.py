@@ -148,8 +148,9 @@ def _train():
 
 def _data():
   data = config_dict.ConfigDict()
-  data.source = 'sample'  # sample | synthetic | jsonl:/path/*.jsonl
-  data.tokenizer = 'bpe4k'  # bpe4k | bytes | a JSON file
+  # sample | synthetic | jsonl:, text:, parquet:, hf:, tfds:, see data/hub.py
+  data.source = 'sample'
+  data.tokenizer = 'bpe4k'  # bpe4k | bytes | a file
   data.mixture = config_dict.ConfigDict()  # part: weight; empty: by size
   data.dir = '~/.cache/gamma_jax/data'  # where prepared tokens lie
   data.heldout_percent = 5.0  # of the documents, by hash

@@ -40,11 +40,14 @@ def main(argv: list[str] | None = None) -> int:
   table = rich.table.Table('part', 'split')
   for column in ('documents', 'tokens', 'bytes'):
     table.add_column(column, justify='right')
-  for split, counts in prepare_lib.read_manifest(folder)['splits'].items():
+  manifest = prepare_lib.read_manifest(folder)
+  for split, counts in manifest['splits'].items():
     for part, count in counts.items():
       table.add_row(part, split, *(f'{n:,}' for n in count.values()))
   console = rich.console.Console()
   console.print(table)
+  for split, count in manifest['duplicates'].items():
+    print(f'{count:,} exact duplicates in {split}; counted, not dropped')
   print(folder)
   return 0
 
