@@ -2,6 +2,8 @@
 
 python -m gamma_jax.data --source=sample --tokenizer=bpe4k
 python -m gamma_jax.data --source='jsonl:/corpus/*.jsonl' --tokenizer=my.json
+python -m gamma_jax.data train-tokenizer --source='jsonl:/corpus/*.jsonl' \\
+  --vocab_size=16384 --out=my.json
 """
 
 from __future__ import annotations
@@ -15,18 +17,21 @@ import rich.table
 from gamma_jax import errors
 from gamma_jax.config import DataConfig
 from gamma_jax.data import prepare as prepare_lib
-from gamma_jax.data import sources
+from gamma_jax.data import sources, tokenizer
 
 
 def main(argv: list[str] | None = None) -> int:
   """Returns the exit code."""
+  argv = sys.argv[1:] if argv is None else argv
+  if argv[:1] == ['train-tokenizer']:
+    return _train(argv[1:])
   data = DataConfig()
   parser = argparse.ArgumentParser(
     prog='python -m gamma_jax.data', description=__doc__.splitlines()[0]
   )
   parser.add_argument('--source', default=data.source, help=sources.KINDS)
   parser.add_argument(
-    '--tokenizer', default=data.tokenizer, help='bpe4k, bytes or a JSON file'
+    '--tokenizer', default=data.tokenizer, help='bpe4k, bytes or a file'
   )
   parser.add_argument('--dir', default=data.dir)
   parser.add_argument(
@@ -48,7 +53,32 @@ def main(argv: list[str] | None = None) -> int:
   console.print(table)
   for split, count in manifest['duplicates'].items():
     print(f'{count:,} exact duplicates in {split}; counted, not dropped')
+  if manifest['changed']:
+    print(f'{manifest["changed"]:,} documents are changed by the tokenizer')
   print(folder)
+  return 0
+
+
+def _train(argv: list[str]) -> int:
+  parser = argparse.ArgumentParser(
+    prog='python -m gamma_jax.data train-tokenizer'
+  )
+  parser.add_argument('--source', default='sample', help=sources.KINDS)
+  parser.add_argument('--vocab_size', type=int, default=16384)
+  parser.add_argument('--out', required=True, help='the JSON file to write')
+  args = parser.parse_args(argv)
+  try:
+    source = sources.open_source(args.source, tokenizer.load_tokenizer('bytes'))
+    texts = (document.text for document in source.documents())
+    trained = tokenizer.train_bpe(
+      (t if isinstance(t, str) else t.decode(errors='replace') for t in texts),
+      args.vocab_size,
+      args.out,
+    )
+  except errors.ConfigError as error:
+    print(error, file=sys.stderr)
+    return error.exit_code
+  print(f'{args.out}: {trained.vocab_size} ids')
   return 0
 
 

@@ -53,6 +53,7 @@ class Documents(tfds.core.GeneratorBasedBuilder):
     content: SHA-256 over all text, filled when written.
     duplicates: {split: documents whose text came before}, filled when written;
       they are counted, not dropped.
+    changed: documents that the tokenizer does not give back as they were.
   """
 
   VERSION = tfds.core.Version('1.0.0')
@@ -79,6 +80,7 @@ class Documents(tfds.core.GeneratorBasedBuilder):
     }
     self.content = hashlib.sha256()
     self.duplicates: dict[str, int] = {}
+    self.changed = 0
     self._folder = data_dir
 
   def _info(self) -> tfds.core.DatasetInfo:
@@ -141,5 +143,7 @@ class Documents(tfds.core.GeneratorBasedBuilder):
     count['documents'] += 1
     count['tokens'] += len(tokens)
     count['bytes'] += len(text)
+    if not self.tokenizer.exact:
+      self.changed += self.tokenizer.decode(tokens) != text
     self.content.update(len(text).to_bytes(8, 'big') + text)
     return tokens

@@ -127,6 +127,7 @@ def _build(
       'dataset': str(Path(builder.data_dir).relative_to(partial)),
       'splits': builder.counts,
       'duplicates': builder.duplicates,
+      'changed': builder.changed,
       'files': {
         str(path.relative_to(partial)): path.stat().st_size
         for path in sorted(partial.rglob('*'))
