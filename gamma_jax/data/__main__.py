@@ -4,20 +4,23 @@ python -m gamma_jax.data --source=sample --tokenizer=bpe4k
 python -m gamma_jax.data --source='jsonl:/corpus/*.jsonl' --tokenizer=my.json
 python -m gamma_jax.data train-tokenizer --source='jsonl:/corpus/*.jsonl' \\
   --vocab_size=16384 --out=my.json
+python -m gamma_jax.data offline-bi   # fetches packages, see offline_bi.py
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
+from pathlib import Path
 
 import rich.console
 import rich.table
 
 from gamma_jax import errors
 from gamma_jax.config import DataConfig
+from gamma_jax.data import offline_bi, sources, tokenizer
 from gamma_jax.data import prepare as prepare_lib
-from gamma_jax.data import sources, tokenizer
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -25,6 +28,8 @@ def main(argv: list[str] | None = None) -> int:
   argv = sys.argv[1:] if argv is None else argv
   if argv[:1] == ['train-tokenizer']:
     return _train(argv[1:])
+  offline = argv[:1] == ['offline-bi']
+  argv = argv[offline:]
   data = DataConfig()
   parser = argparse.ArgumentParser(
     prog='python -m gamma_jax.data', description=__doc__.splitlines()[0]
@@ -38,7 +43,16 @@ def main(argv: list[str] | None = None) -> int:
     '--heldout_percent', type=float, default=data.heldout_percent
   )
   try:
-    folder = prepare_lib.prepare(DataConfig(**vars(parser.parse_args(argv))))
+    data = DataConfig(**vars(parser.parse_args(argv)))
+    if offline:
+      corpus = Path(data.dir).expanduser() / 'offline-bi'
+      offline_bi.show(offline_bi.build(corpus))
+      data = dataclasses.replace(
+        data,
+        source=f'jsonl:{corpus}/*.jsonl',
+        tokenizer=str(corpus / 'bpe16k.json'),
+      )
+    folder = prepare_lib.prepare(data)
   except errors.ConfigError as error:
     print(error, file=sys.stderr)
     return error.exit_code
@@ -56,6 +70,9 @@ def main(argv: list[str] | None = None) -> int:
   if manifest['changed']:
     print(f'{manifest["changed"]:,} documents are changed by the tokenizer')
   print(folder)
+  if offline:
+    print(f"--config.data.source='{data.source}' \\")
+    print(f'  --config.data.tokenizer={data.tokenizer}')
   return 0
 
 
