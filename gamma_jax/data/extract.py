@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 _BLOCKS = frozenset(
-  'p li dd dt h1 h2 h3 h4 h5 h6 td th pre blockquote div tr br title'.split()
+  'p li dd dt h1 h2 h3 h4 h5 h6 td th pre blockquote div tr br'.split()
 )
-_SKIPPED = frozenset('script style nav header footer'.split())
+_SKIPPED = frozenset('title script style nav header footer'.split())
 _LEAST = 40  # characters; less is a heading or a name
 
 Reader = Callable[[Path], Iterator[str]]
