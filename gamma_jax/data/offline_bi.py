@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import rich.console
@@ -258,24 +259,28 @@ def _write(one: Slice, packages: Path, out, seen: set, texts: list) -> dict:
     shutil.copytree(packages / name, folder, dirs_exist_ok=True)
   counts = collections.Counter(documents=0, bytes=0, dropped=0)
   hashed = hashlib.sha256()
-  try:
-    for text in one.read(folder):
-      data = text.encode('utf-8', 'surrogatepass')
-      digest = hashlib.sha256(data).digest()[:12]
-      if digest in seen:
-        counts['dropped'] += 1
-        continue
-      seen.add(digest)
-      hashed.update(digest)
-      out.write(json.dumps({'text': text, 'source': one.name}) + '\n')
-      texts.append(text)
-      counts['documents'] += 1
-      counts['bytes'] += len(data)
-  except (OSError, ValueError, subprocess.SubprocessError) as error:
-    print(f'offline-bi: {one.name} ends early ({error})', file=sys.stderr)
+  for text in _read(one, folder):
+    data = text.encode('utf-8', 'surrogatepass')
+    digest = hashlib.sha256(data).digest()[:12]
+    if digest in seen:
+      counts['dropped'] += 1
+      continue
+    seen.add(digest)
+    hashed.update(digest)
+    out.write(json.dumps({'text': text, 'source': one.name}) + '\n')
+    texts.append(text)
+    counts['documents'] += 1
+    counts['bytes'] += len(data)
   if not counts['documents']:
     print(f'offline-bi: nothing found in {one.name}', file=sys.stderr)
   return {**counts, 'sha256': hashed.hexdigest()}
+
+
+def _read(one: Slice, folder: Path) -> Iterator[str]:
+  try:
+    yield from one.read(folder)
+  except (OSError, ValueError, subprocess.SubprocessError) as error:
+    print(f'offline-bi: {one.name} ends early ({error})', file=sys.stderr)
 
 
 def _sample(texts: list[str]) -> list[str]:
