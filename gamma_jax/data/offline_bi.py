@@ -26,6 +26,7 @@ from gamma_jax.data import extract
 from gamma_jax.data import tokenizer as tokenizer_lib
 
 VOCAB = 16384
+WIDTH = 140  # of the table, where there is no terminal too
 TRAIN_BYTES = 24_000_000  # of text that the tokenizer is trained on
 
 
@@ -79,7 +80,9 @@ SLICES = (
     'linux-doc-6.1',
     'en',
     'GPL-2 and others',
-    extract.files(f'{_KERNEL}/**/*.*', ('devicetree/', 'translations/')),
+    extract.files(
+      f'{_KERNEL}/**/*.[rt][sx]t*', ('devicetree/', 'translations/')
+    ),
   ),
   _deb(
     'postgresql-doc-15',
@@ -135,7 +138,7 @@ SLICES = (
     'linux-doc-zh',
     'zh',
     'GPL-2',
-    extract.files(f'{_KERNEL}/{_ZH}/**/*.*'),
+    extract.files(f'{_KERNEL}/{_ZH}/**/*.[rt][sx]t*'),
     'linux-doc-6.1',
   ),
   _deb(
@@ -212,7 +215,7 @@ def show(report: dict) -> None:
         f'{row["bytes"] / total:.1%}',
         f'{row["dropped"]:,}',
       )
-  rich.console.Console().print(table)
+  rich.console.Console(width=WIDTH).print(table)
 
 
 def _fetch(name: str, kind: str, packages: Path) -> dict | None:
