@@ -4,7 +4,10 @@ import setuptools
 
 REPORT = ['matplotlib>=3.11']
 TB = ['tensorboardX>=2.6.5']
-TOKENIZER = ['rustbpe>=0.1.0']  # trains tokenizers; reading one needs none
+# rustbpe trains tokenizers; the others read files that other projects wrote.
+TOKENIZER = ['rustbpe>=0.1.0', 'sentencepiece>=0.2.3', 'tokenizers>=0.23']
+PARQUET = ['pyarrow>=26.0']
+HUB = ['datasets>=5.2']
 # Compilers of chips that are not here, for --mode=plan with plan.target; JAX
 # names their versions. Large: 0.7 and 0.4 GB when installed.
 PLAN_TPU = ['jax[tpu]>=0.10.2']
@@ -58,6 +61,8 @@ setuptools.setup(
     'report': REPORT,
     'tb': TB,
     'tokenizer': TOKENIZER,
+    'parquet': PARQUET,
+    'hub': HUB,
     'plan-tpu': PLAN_TPU,
     'plan-gpu': PLAN_GPU,
     'plan': [*PLAN_TPU, *PLAN_GPU],
@@ -69,6 +74,15 @@ setuptools.setup(
     'notebooks': [*NOTEBOOKS, *REPORT],
     'math': MATH,
     'gym': GYM,
-    'dev': [*DEV, *REPORT, *TB, *TOKENIZER, *EXAMPLES, *SLURM],
+    'dev': [
+      *DEV,
+      *REPORT,
+      *TB,
+      *TOKENIZER,
+      *PARQUET,
+      *EXPORT,
+      *EXAMPLES,
+      *SLURM,
+    ],
   },
 )

@@ -155,8 +155,10 @@ def _train():
 
 def _data():
   data = config_dict.ConfigDict()
-  data.source = 'sample'  # sample | synthetic | jsonl:/path/*.jsonl | anchor
-  data.tokenizer = 'bpe4k'  # bpe4k | bytes | a JSON file | none (anchor)
+  # sample | synthetic | jsonl:, text:, parquet:, hf:, tfds:, see data/hub.py;
+  # anchor: a task, see configs/anchor.py
+  data.source = 'sample'
+  data.tokenizer = 'bpe4k'  # bpe4k | bytes | a file | none (anchor)
   data.mixture = config_dict.ConfigDict()  # part: weight; empty: by size
   data.dir = '~/.cache/gamma_jax/data'  # where prepared tokens lie
   data.heldout_percent = 5.0  # of the documents, by hash

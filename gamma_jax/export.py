@@ -40,8 +40,8 @@ def write(model: trained.Trained, out: pathlib.Path) -> str:
     Name of the class of transformers, or of the shipped file, that reads it.
 
   Raises:
-    ConfigError: a model that no class reads, a folder that is in use, or
-      safetensors is not installed.
+    ConfigError: a model that no class reads, a tokenizer of another project, a
+      folder that is in use, or safetensors is not installed.
   """
   save_file = _numpy_safetensors().save_file
   config = model.config
@@ -49,6 +49,11 @@ def write(model: trained.Trained, out: pathlib.Path) -> str:
   if out.exists() and any(out.iterdir()):
     raise errors.ConfigError(f'{out} is not empty; give another --out')
   tokenizer = tokenizer_lib.load_tokenizer(config.data.tokenizer)
+  if not isinstance(tokenizer, tokenizer_lib.Tokenizer):
+    raise errors.ConfigError(
+      f'data.tokenizer={config.data.tokenizer}: only tokenizers of this project'
+      ' are exported; the file is one already'
+    )
   tensors = hf_layout.to_tensors(model.params, config.model)
   for file, content in {
     'config.json': hf_layout.config_json(config, tokenizer.eot_id),

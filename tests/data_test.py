@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 
+import grain
 import numpy as np
 import pytest
 
 from gamma_jax import errors
 from gamma_jax.config import DataConfig
 from gamma_jax.data import builder as builder_lib
-from gamma_jax.data import pipeline
+from gamma_jax.data import order, pipeline
 from gamma_jax.data import prepare as prepare_lib
 from gamma_jax.data import tokenizer as tokenizer_lib
 
@@ -200,7 +201,7 @@ def test_bad_input_is_one_line(change, message, tmp_path):
 def test_damage_is_seen(tmp_path):
   data = DataConfig('synthetic', 'bytes', dir=str(tmp_path))
   folder = prepare_lib.prepare(data)
-  (shard,) = folder.rglob('*train*')
+  (shard,) = folder.rglob('*train.array_record*')
   shard.write_bytes(shard.read_bytes()[:-1])
   with pytest.raises(errors.ConfigError, match='damaged; delete it'):
     prepare_lib.prepare(data)
@@ -276,25 +277,94 @@ def test_train_batches(corpus):
         assert any(inside in document for document in everything)
 
 
-@pytest.mark.parametrize('process_count', [1, 3])
-def test_epochs_cover_everything_once(corpus, process_count):
+def test_epochs_cover_everything_once(corpus):
   data, splits = corpus
   want = sorted(b for docs in splits['train'].values() for b in docs)
-  alone = train_documents(data, 2 * len(want))
-  assert sorted(alone[: len(want)]) == sorted(alone[len(want) :]) == want
-  assert alone[: len(want)] != alone[len(want) :]  # shuffled again
-  shards = [
-    train_documents(
-      data,
-      len(want[i::process_count]),
-      process_index=i,
-      process_count=process_count,
-    )
-    for i in range(process_count)
+  found = train_documents(data, 2 * len(want))
+  assert sorted(found[: len(want)]) == sorted(found[len(want) :]) == want
+  assert found[: len(want)] != found[len(want) :]  # shuffled again
+
+
+@pytest.mark.parametrize('size', [1, 2, 300, 4096, 65536, 70001])
+def test_permutation(size):
+  places = order.permute(np.arange(size), size, seed=5)
+  assert (np.sort(places) == np.arange(size)).all()
+  # One at a time as all at once.
+  last = np.array([size - 1])
+  assert order.permute(last, size, 5) == places[-1]
+
+
+@pytest.mark.parametrize('seed', [0, 7, 2**32 - 1])
+@pytest.mark.parametrize('weights', [(1.0,), (0.7, 0.3), (0.05, 1, 3)])
+def test_order_is_that_of_grain(seed, weights):
+  ranges = ((5, 70), (75, 5000), (5075, 33))[: len(weights)]
+  streams = [
+    grain.MapDataset.source(range(first, first + number))
+    .seed(seed)
+    .shuffle()
+    .repeat()
+    for first, number in ranges
   ]
-  # One permutation, dealt out: disjoint, and nothing is left out.
-  for i, shard in enumerate(shards):
-    assert shard == alone[: len(want)][i::process_count]
+  want = grain.MapDataset.mix(streams, weights)
+  positions = np.arange(150)
+  found = order.Order(seed, ranges, weights).documents(positions)
+  assert found.tolist() == [want[i] for i in range(150)]
+
+
+def grains_own(data, *, seed, batch_size, seq_len):
+  """The slow path that this one replaced: the same batches, older states."""
+  folder = prepare_lib.prepare(data)
+  documents = pipeline._documents(folder, builder_lib.TRAIN)
+  ds = grain.experimental.ConcatThenSplitIterDataset(
+    documents.seed(seed)
+    .shuffle()
+    .repeat()
+    .map(pipeline._Frame(EOT))
+    .to_iter_dataset(grain.ReadOptions(num_threads=0)),
+    length_struct={'tokens': seq_len + 1},
+  )
+
+  def rename(row):
+    names = ('tokens', 'segment_ids', 'positions')
+    return dict(zip(names, map(row.get, GRAINS), strict=True))
+
+  return iter(ds.map(rename).batch(batch_size, drop_remainder=True))
+
+
+GRAINS = ('tokens', 'tokens_segment_ids', 'tokens_positions')
+
+
+def test_batches_and_states_of_grains_own_packing(corpus):
+  data, _ = corpus
+  kwargs = {'seed': 3, 'batch_size': 3, 'seq_len': 15}
+  old, new = grains_own(data, **kwargs), pipeline.train_iterator(data, **kwargs)
+  for step in range(60):
+    if step % 20 == 7:  # a run that began with the old one goes on
+      state = json.loads(json.dumps(old.get_state()))
+      new = pipeline.train_iterator(data, **kwargs)
+      new.set_state(state)
+    assert digest(next(old)) == digest(next(new)), step
+
+
+def test_other_text_is_refused(corpus, tmp_path):
+  path = write(tmp_path / 'x.jsonl', [f'{i} some words' for i in range(50)])
+  data = dataclasses.replace(corpus[0], source=f'jsonl:{path}')
+  kwargs = {'seed': 0, 'batch_size': 1, 'seq_len': 15}
+  state = pipeline.train_iterator(data, **kwargs).get_state()
+  write(path, [f'{i} other words' for i in range(50)])
+  changed = pipeline.train_iterator(data, **kwargs)
+  with pytest.raises(errors.ConfigError, match='holds other text'):
+    changed.set_state(state)
+
+
+def test_duplicates_are_counted_and_kept(corpus, tmp_path):
+  texts = [f'document {i}' for i in range(60)]
+  path = write(tmp_path / 'x.jsonl', [*texts, *texts[:40], texts[0]])
+  data = dataclasses.replace(corpus[0], source=f'jsonl:{path}')
+  manifest = prepare_lib.read_manifest(prepare_lib.prepare(data))
+  assert sum(manifest['duplicates'].values()) == 41
+  kept = (split['x']['documents'] for split in manifest['splits'].values())
+  assert sum(kept) == 101
 
 
 MIXTURE = (('long', 0.7), ('short', 0.3))
@@ -357,7 +427,6 @@ def test_mixture_is_of_tokens(corpus):
     ({'mixture': (('long', 0.0),)}, {}, 'must be above 0'),
     ({'mixture': (('long', 1.0), ('long', 2.0))}, {}, 'twice'),
     ({}, {'batch_size': 10_000}, 'fewer than one batch of 160000'),
-    ({}, {'process_count': 5000}, 'for 5000 processes'),
   ],
 )
 def test_train_refuses(corpus, change, kwargs, message):

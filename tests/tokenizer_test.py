@@ -1,3 +1,4 @@
+import base64
 import json
 
 import hypothesis
@@ -6,7 +7,10 @@ import numpy as np
 import pytest
 
 from gamma_jax import errors
+from gamma_jax.config import DataConfig
+from gamma_jax.data import prepare
 from gamma_jax.data import tokenizer as tokenizer_lib
+from gamma_jax.data.__main__ import main
 
 NAMES = ('bpe4k', 'bytes')
 # Characters and bytes that pattern, merges or specials may trip over.
@@ -119,3 +123,160 @@ def test_load_refuses(tmp_path):
     path.write_text(json.dumps(data))
     with pytest.raises(errors.ConfigError, match='not a tokenizer file'):
       tokenizer_lib.load_tokenizer(str(path))
+
+
+# --- files of other projects
+
+# What byte-level and byte-fallback models may trip over.
+MIXED = st.one_of(
+  st.text(),
+  st.lists(
+    st.sampled_from(
+      ['the ', ' the', '  ', '\n', '子曰', '\U0001f600', 'é', 'e\u0301']
+    )
+  ).map(''.join),
+).filter(lambda text: not any('\ud800' <= char <= '\udfff' for char in text))
+CORPUS = ['the cat sat on the mat', '學而時習之，不亦說乎', 'a  b\n\nc'] * 20
+
+
+@pytest.fixture(scope='module')
+def hugging_face(tmp_path_factory):
+  library = pytest.importorskip('tokenizers')
+  model = library.Tokenizer(library.models.BPE())
+  model.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+  model.decoder = library.decoders.ByteLevel()
+  trainer = library.trainers.BpeTrainer(
+    vocab_size=300,
+    special_tokens=[tokenizer_lib.EOT],
+    initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
+    show_progress=False,
+  )
+  model.train_from_iterator(CORPUS, trainer)
+  path = tmp_path_factory.mktemp('hf') / 'tokenizer.json'
+  model.save(str(path))
+  return path, model
+
+
+@pytest.fixture(scope='module')
+def sentence_piece(tmp_path_factory):
+  """Models with and without normalisation and bytes for what they lack."""
+  library = pytest.importorskip('sentencepiece')
+  folder = tmp_path_factory.mktemp('sp')
+  (folder / 'text').write_text('\n'.join(CORPUS))
+  for name, options in (
+    (
+      'identity',
+      {
+        'byte_fallback': True,
+        'normalization_rule_name': 'identity',
+        'remove_extra_whitespaces': False,
+        'add_dummy_prefix': False,
+      },
+    ),
+    ('default', {}),
+  ):
+    library.SentencePieceTrainer.train(
+      input=str(folder / 'text'),
+      model_prefix=str(folder / name),
+      vocab_size=330 if name == 'identity' else 40,
+      model_type='bpe',
+      hard_vocab_limit=False,
+      minloglevel=2,
+      **options,
+    )
+  return folder
+
+
+@hypothesis.given(MIXED)
+def test_hugging_face_round_trip(hugging_face, text):
+  path, model = hugging_face
+  tokenizer = load(path)
+  ids = tokenizer.encode(text)
+  assert tokenizer.exact
+  assert tokenizer.decode(ids) == text.encode()
+  assert tokenizer.token_bytes[ids].sum() == len(text.encode())
+  if '<' not in text:
+    assert ids.tolist() == model.encode(text).ids
+
+
+def test_hugging_face_specials_are_text(hugging_face):
+  tokenizer = load(hugging_face[0])
+  ids = tokenizer.encode(f'a{tokenizer_lib.EOT}b')
+  assert tokenizer.decode(ids) == f'a{tokenizer_lib.EOT}b'.encode()
+  size = hugging_face[1].get_vocab_size()
+  assert (tokenizer.eot_id, tokenizer.vocab_size) == (size, size + 1)
+  with pytest.raises(errors.ConfigError, match='not UTF-8'):
+    tokenizer.encode(b'a\xff')
+
+
+def test_hugging_face_that_normalizes_is_not_exact(hugging_face, tmp_path):
+  tree = json.loads(hugging_face[0].read_text())
+  tree['normalizer'] = {'type': 'NFC'}
+  (tmp_path / 'nfc').write_text(json.dumps(tree))
+  tokenizer = load(tmp_path / 'nfc')
+  assert not tokenizer.exact
+  assert tokenizer.decode(tokenizer.encode('e\u0301')) == 'é'.encode()
+
+
+@hypothesis.given(MIXED)
+def test_sentence_piece_round_trip(sentence_piece, text):
+  """Without normalisation all comes back but its own sign for a space."""
+  hypothesis.assume('\u2581' not in text and '\0' not in text)
+  tokenizer = load(sentence_piece / 'identity.model')
+  ids = tokenizer.encode(text)
+  assert tokenizer.decode(ids) == text.encode()
+  assert tokenizer.eot_id not in ids
+
+
+def test_sentence_piece_loses_what_its_file_says(sentence_piece, tmp_path):
+  tokenizer = load(sentence_piece / 'default.model')
+  assert not tokenizer.exact
+  assert tokenizer.decode(tokenizer.encode('the  cat')) == b' the cat'
+  path = tmp_path / 'x.jsonl'
+  texts = ['the  cat', 'no \U0001f600']
+  path.write_text('\n'.join(json.dumps({'text': text}) for text in texts))
+  data = DataConfig(
+    f'jsonl:{path}',
+    str(sentence_piece / 'default.model'),
+    dir=str(tmp_path),
+    heldout_percent=0.0,
+  )
+  assert prepare.read_manifest(prepare.prepare(data))['changed'] == 2
+
+
+def test_ranks_of_tiktoken(tmp_path):
+  bpe = tokenizer_lib.load_tokenizer('bpe4k')
+  ranks = [bpe.decode([i]) for i in range(bpe.eot_id)]
+  lines = [
+    base64.b64encode(token) + b' %d\n' % i for i, token in enumerate(ranks)
+  ]
+  (tmp_path / 'x.tiktoken').write_bytes(b''.join(lines))
+  loaded = load(tmp_path / 'x.tiktoken')
+  assert loaded.fingerprint == bpe.fingerprint
+  (tmp_path / 'y').write_bytes(b''.join(lines[1:]))
+  with pytest.raises(errors.ConfigError, match='ranks must be'):
+    load(tmp_path / 'y')
+
+
+@pytest.mark.parametrize('data', [b'', b'\0\1\2', b'{"model": {}}', b'text'])
+def test_no_tokenizer_at_all(data, tmp_path):
+  pytest.importorskip('tokenizers')
+  pytest.importorskip('sentencepiece')
+  (tmp_path / 'x').write_bytes(data)
+  with pytest.raises(errors.ConfigError, match='not a tokenizer file'):
+    load(tmp_path / 'x')
+
+
+def load(path):
+  return tokenizer_lib.load_tokenizer(str(path))
+
+
+def test_train_command(tmp_path, capsys):
+  (tmp_path / 'x.jsonl').write_text(json.dumps({'text': 'ab ab abc' * 99}))
+  out = tmp_path / 'bpe.json'
+  command = ['train-tokenizer', f'--source=jsonl:{tmp_path}/*.jsonl']
+  assert main([*command, '--vocab_size=259', f'--out={out}']) == 0
+  assert '259 ids' in capsys.readouterr().out
+  assert load(out).vocab_size == 259
+  assert main([*command, '--vocab_size=9999', f'--out={out}']) == 2
+  assert 'too little text' in capsys.readouterr().err

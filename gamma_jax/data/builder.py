@@ -5,6 +5,8 @@ TensorFlow is never imported: TFDS reads and writes array_record without it.
 
 from __future__ import annotations
 
+import array
+import contextlib
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator
@@ -18,6 +20,10 @@ from gamma_jax import errors
 from gamma_jax.data import sources
 from gamma_jax.data import tokenizer as tokenizer_lib
 
+# The training documents once more, framed and end to end, and where each ends:
+# an epoch reads them in a random order, which costs far less from one array
+# than from records.
+TOKENS, ENDS = 'train.tokens', 'train.ends.npy'
 TRAIN, HELDOUT = SPLITS = ('train', 'heldout')
 
 
@@ -45,6 +51,9 @@ class Documents(tfds.core.GeneratorBasedBuilder):
     counts: {split: {part: {documents, tokens, bytes}}}, filled when written;
       tokens are those of the text, without any special.
     content: SHA-256 over all text, filled when written.
+    duplicates: {split: documents whose text came before}, filled when written;
+      they are counted, not dropped.
+    changed: documents that the tokenizer does not give back as they were.
   """
 
   VERSION = tfds.core.Version('1.0.0')
@@ -70,6 +79,9 @@ class Documents(tfds.core.GeneratorBasedBuilder):
       for split in SPLITS
     }
     self.content = hashlib.sha256()
+    self.duplicates: dict[str, int] = {}
+    self.changed = 0
+    self._folder = data_dir
 
   def _info(self) -> tfds.core.DatasetInfo:
     features = {
@@ -98,23 +110,40 @@ class Documents(tfds.core.GeneratorBasedBuilder):
     return splits
 
   def _generate_examples(self, split: str) -> Iterator[tuple[int, dict]]:
-    # Each split reads the source once, so memory does not grow with it.
+    # Each split reads the source once; only ids and ends are kept, 16 bytes
+    # a document.
     passed = SPLITS.index(split) * self.source.size
-    key = 0
-    for part, text, position in self.source.documents():
-      if key:  # not while _split_generators looks
-        self.progress(passed + position)
-      if isinstance(text, str):
-        text = text.encode('utf-8', 'surrogatepass')
-      document = document_id(text)
-      if split_of(document, self.heldout_percent) != split:
-        continue
-      tokens = self.tokenizer.encode(text)
-      count = self.counts[split][part]
-      count['documents'] += 1
-      count['tokens'] += len(tokens)
-      count['bytes'] += len(text)
-      self.content.update(len(text).to_bytes(8, 'big') + text)
-      example = {'tokens': tokens, 'source': part, 'id': document}
-      yield key, example | {'bytes': len(text)}
-      key += 1
+    key, ids, ends = 0, array.array('q'), array.array('q', [0])
+    with contextlib.ExitStack() as stack:
+      if split == TRAIN:
+        flat = stack.enter_context((self._folder / TOKENS).open('wb'))
+      for part, text, position in self.source.documents():
+        if key:  # not while _split_generators looks
+          self.progress(passed + position)
+        if isinstance(text, str):
+          text = text.encode('utf-8', 'surrogatepass')
+        document = document_id(text)
+        if split_of(document, self.heldout_percent) != split:
+          continue
+        tokens = self._count(split, part, text)
+        ids.append(document)
+        if split == TRAIN:
+          flat.write(np.pad(tokens, 1, constant_values=self.tokenizer.eot_id))
+          ends.append(ends[-1] + len(tokens) + 2)
+        example = {'tokens': tokens, 'source': part, 'id': document}
+        yield key, example | {'bytes': len(text)}
+        key += 1
+    self.duplicates[split] = len(ids) - len(np.unique(ids))
+    if split == TRAIN:
+      np.save(self._folder / ENDS, np.array(ends))
+
+  def _count(self, split: str, part: str, text: bytes) -> np.ndarray:
+    tokens = self.tokenizer.encode(text)
+    count = self.counts[split][part]
+    count['documents'] += 1
+    count['tokens'] += len(tokens)
+    count['bytes'] += len(text)
+    if not self.tokenizer.exact:
+      self.changed += self.tokenizer.decode(tokens) != text
+    self.content.update(len(text).to_bytes(8, 'big') + text)
+    return tokens

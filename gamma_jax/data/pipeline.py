@@ -19,6 +19,8 @@ from absl import flags
 from gamma_jax import errors
 from gamma_jax.config import DataConfig
 from gamma_jax.data import builder as builder_lib
+from gamma_jax.data import order as order_lib
+from gamma_jax.data import packing
 from gamma_jax.data import prepare as prepare_lib
 
 # Rows open at once when windows are packed for evaluation. Fixed: which windows
@@ -32,21 +34,17 @@ def train_iterator(
   seed: int,
   batch_size: int,
   seq_len: int,
-  process_index: int = 0,
-  process_count: int = 1,
 ) -> grain.DatasetIterator:
   """Endless batches of {'tokens', 'segment_ids', 'positions'}, int32 [B, T+1].
 
-  Each epoch is one permutation of all documents, of which process i takes every
-  `process_count`-th, so the processes share no document and leave none out. A
-  document cut by the end of a row goes on in the next one as a new segment.
+  Each epoch is one permutation of all documents. A document cut by the end of a
+  row goes on in the next one as a new segment.
 
   `get_state()` is a small JSON dict; after `set_state` the next batches are bit
-  for bit those that were to come. A state belongs to one `data.workers` and one
-  `process_count`.
+  for bit those that were to come. A state belongs to one `data.workers`.
 
   Args:
-    batch_size: B, rows of this process.
+    batch_size: B.
     seq_len: T.
 
   Raises:
@@ -57,19 +55,11 @@ def train_iterator(
   mixture = _check_mixture(data, counts)
   _check_size(
     {part: counts[part] for part in mixture or counts},
-    per_part=bool(mixture),
-    needed=batch_size * (seq_len + 1) * process_count,
-    process_count=process_count,
+    needed=batch_size * (seq_len + 1),
   )
-  shard = slice(process_index, None, process_count)
-  ds = _stream(folder, mixture, seed, shard)
-  # Reading overlaps with the device anyway, as JAX dispatches ahead; threads
-  # only cost on few cores.
-  options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=1)
-  ds = grain.experimental.ConcatThenSplitIterDataset(
-    ds.to_iter_dataset(options), length_struct={'tokens': seq_len + 1}
+  ds = packing.PackedDataset(
+    folder, _order(counts, mixture, seed), batch_size, seq_len + 1
   )
-  ds = ds.map(_train_row).batch(batch_size, drop_remainder=True)
   if data.workers:
     if not flags.FLAGS.is_parsed():  # grain reads absl's flags for its workers
       flags.FLAGS.mark_as_parsed()
@@ -154,14 +144,6 @@ class _Frame(grain.transforms.Map):
     return {'tokens': tokens}
 
 
-def _train_row(row: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-  return {
-    'tokens': row['tokens'],
-    'segment_ids': row['tokens_segment_ids'],
-    'positions': row['tokens_positions'],
-  }
-
-
 def _eval_batch(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
   mask = batch['inputs_segment_ids'] > 0
   return {
@@ -181,26 +163,19 @@ def _documents(folder: Path, split: str) -> grain.MapDataset:
   return grain.MapDataset.source(builder.as_data_source(split))
 
 
-def _stream(
-  folder: Path, mixture: dict[str, float], seed: int, shard: slice
-) -> grain.MapDataset:
-  """Endless framed training documents of one process."""
-  manifest = prepare_lib.read_manifest(folder)
-  counts = manifest['splits'][builder_lib.TRAIN]
-  documents = _documents(folder, builder_lib.TRAIN)
-
-  def stream(docs: grain.MapDataset) -> grain.MapDataset:
-    # Shuffled before it is dealt out: one permutation for all processes.
-    docs = docs.seed(seed).shuffle()[shard]
-    return docs.repeat().map(_Frame(manifest['eot_id']))
-
+def _order(
+  counts: dict[str, dict[str, int]], mixture: dict[str, float], seed: int
+) -> order_lib.Order:
+  """In which order the training documents come."""
   if not mixture:
-    return stream(documents)
+    everything = sum(count['documents'] for count in counts.values())
+    return order_lib.Order(seed, ((0, everything),))
   ranges = _ranges(counts)
-  return grain.MapDataset.mix(
-    [stream(documents[ranges[part]]) for part in mixture],
-    # Weights speak of tokens, mix counts documents.
-    [w / _mean_tokens(counts[part]) for part, w in mixture.items()],
+  return order_lib.Order(
+    seed,
+    tuple((ranges[part].start, counts[part]['documents']) for part in mixture),
+    # Weights speak of tokens, the order counts documents.
+    tuple(w / _mean_tokens(counts[part]) for part, w in mixture.items()),
   )
 
 
@@ -255,6 +230,8 @@ def _check_mixture(
         f'data.mixture: no part {part!r} in {data.source}; it has'
         f' {", ".join(counts)}'
       )
+    if not counts[part]['documents']:
+      raise errors.ConfigError(f'data.mixture: no training document in {part}')
     if not 0 < weight < float('inf'):
       raise errors.ConfigError(
         f'data.mixture: weight {weight} of {part} must be above 0'
@@ -262,20 +239,7 @@ def _check_mixture(
   return mixture
 
 
-def _check_size(
-  counts: dict[str, dict[str, int]],
-  *,
-  per_part: bool,
-  needed: int,
-  process_count: int,
-) -> None:
-  documents = [count['documents'] for count in counts.values()]
-  least = min(documents) if per_part else sum(documents)
-  if least < process_count:
-    raise errors.ConfigError(
-      f'data: {least} training documents{" in a part" * per_part} for'
-      f' {process_count} processes; each needs one'
-    )
+def _check_size(counts: dict[str, dict[str, int]], *, needed: int) -> None:
   tokens = sum(c['tokens'] + 2 * c['documents'] for c in counts.values())
   if tokens < needed:
     raise errors.ConfigError(

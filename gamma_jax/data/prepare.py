@@ -30,7 +30,7 @@ from gamma_jax.data import builder as builder_lib
 from gamma_jax.data import sources
 from gamma_jax.data import tokenizer as tokenizer_lib
 
-FORMAT = 1  # raise it when the same config would give other files
+FORMAT = 2  # raise it when the same config would give other files
 MANIFEST = 'manifest.json'
 
 
@@ -126,6 +126,8 @@ def _build(
       'content': builder.content.hexdigest(),
       'dataset': str(Path(builder.data_dir).relative_to(partial)),
       'splits': builder.counts,
+      'duplicates': builder.duplicates,
+      'changed': builder.changed,
       'files': {
         str(path.relative_to(partial)): path.stat().st_size
         for path in sorted(partial.rglob('*'))

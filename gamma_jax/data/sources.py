@@ -1,4 +1,4 @@
-"""Where documents come from: the sample, local JSON lines, random tokens.
+"""Where documents come from: the sample, local files, hubs, random tokens.
 
 A source has parts (languages, domains); their documents come part after part,
 in a fixed order.
@@ -11,50 +11,37 @@ import glob
 import gzip
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from gamma_jax import errors
-from gamma_jax.data import anchor
+from gamma_jax.data import anchor, hub
 from gamma_jax.data import tokenizer as tokenizer_lib
+from gamma_jax.data.hub import Document
 
-KINDS = 'sample, synthetic or jsonl:/path/*.jsonl'  # of text
-
-
-class Document(NamedTuple):
-  part: str
-  text: str | bytes
-  position: int  # how far into the source (out of its `size`) this one ends
+KINDS = (
+  'sample, synthetic or jsonl:/path/*.jsonl, text:/path/*/*.txt,'
+  ' parquet:/path/*.parquet[:COLUMN], hf:NAME[,config=..,split=..,column=..],'
+  ' tfds:NAME[,split=..,column=..,data_dir=..]'
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class JsonLines:
+class JsonLines(hub.Files):
   """Files of JSON lines with a 'text'; a file's stem names its part."""
-
-  kind: str
-  files: tuple[Path, ...]  # sorted by part
 
   @property
   def parts(self) -> tuple[str, ...]:
     return tuple(dict.fromkeys(map(_part, self.files)))
 
   @property
-  def size(self) -> int:
-    return sum(path.stat().st_size for path in self.files)
-
-  @property
   def identity(self) -> list:
     """Changes when the text does; by name, size and time, so it is cheap."""
     if self.kind == 'sample':  # times differ between checkouts: by content
       return [hashlib.sha256(p.read_bytes()).hexdigest() for p in self.files]
-    stats = [path.stat() for path in self.files]
-    return [
-      [str(path.absolute()), stat.st_size, stat.st_mtime_ns]
-      for path, stat in zip(self.files, stats, strict=True)
-    ]
+    return super().identity
 
   def documents(self) -> Iterator[Document]:
     """Yields documents that are not empty.
@@ -71,6 +58,20 @@ class JsonLines:
           if text:
             yield Document(_part(path), text, before + raw.tell())
         before += raw.tell()
+
+
+@dataclasses.dataclass(frozen=True)
+class TextFiles(hub.Files):
+  """Plain files, a document each, of any bytes; the folder names the part."""
+
+  def documents(self) -> Iterator[Document]:
+    """Yields documents that are not empty."""
+    before = 0
+    for path in self.files:
+      text = path.read_bytes()
+      before += len(text)
+      if text:
+        yield Document(_folder(path), text, before)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,11 +103,11 @@ class Synthetic:
 
 def open_source(
   source: str, tokenizer: tokenizer_lib.Tokenizer
-) -> JsonLines | Synthetic:
+) -> hub.Files | hub.HuggingFace | hub.Tfds | Synthetic:
   """Returns the source that `data.source` names.
 
   Raises:
-    ConfigError: unknown kind, or no file there.
+    ConfigError: unknown kind or option, or no file there.
   """
   kind, _, pattern = source.partition(':')
   if source == anchor.SOURCE:
@@ -116,16 +117,30 @@ def open_source(
   if source == 'synthetic':
     return Synthetic(tokenizer)
   if source == 'sample':
-    pattern = str(tokenizer_lib.SAMPLE / '*.jsonl.gz')
-  elif kind != 'jsonl' or not pattern:
-    raise errors.ConfigError(
-      f'data.source: {source!r} is not {KINDS}, nor {anchor.SOURCE!r}'
-    )
+    return JsonLines(kind, _find(f'{tokenizer_lib.SAMPLE}/*.jsonl.gz', _part))
+  if pattern and kind == 'jsonl':
+    return JsonLines(kind, _find(pattern, _part))
+  if pattern and kind == 'text':
+    return TextFiles(kind, _find(pattern, _folder))
+  if pattern and kind == 'parquet':
+    pattern, _, column = pattern.partition(':')
+    return hub.Parquet(kind, _find(pattern, _folder), column or 'text')
+  if pattern and kind in ('hf', 'tfds'):
+    return hub.open_hub(kind, pattern)
+  raise errors.ConfigError(
+    f'data.source: {source!r} is not {KINDS}, nor {anchor.SOURCE!r}'
+  )
+
+
+def _find(pattern: str, part: Callable[[Path], str]) -> tuple[Path, ...]:
   found = glob.glob(str(Path(pattern).expanduser()), recursive=True)
   files = [path for path in map(Path, found) if path.is_file()]
   if not files:
     raise errors.ConfigError(f'data.source: no file matches {pattern}')
-  return JsonLines(kind, tuple(sorted(files, key=lambda p: (_part(p), p))))
+  return tuple(sorted(files, key=lambda path: (part(path), path)))
+
+
+_folder = hub.folder_of
 
 
 def _part(path: Path) -> str:

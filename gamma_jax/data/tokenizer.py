@@ -18,6 +18,7 @@ import numpy as np
 import tiktoken
 
 from gamma_jax import errors
+from gamma_jax.data import foreign
 
 EOT = '<|endoftext|>'
 SAMPLE = Path(__file__).parent / 'sample'
@@ -37,12 +38,15 @@ class Tokenizer:
   Attributes:
     pattern: regular expression that cuts text into pieces.
     ranks: bytes of id 0, 1, ...; specials follow.
+    exact: every text comes back as it was.
     vocab_size: number of ids, specials included.
     eot_id: id of the one special token; text never encodes to it.
     fingerprint: 16 hex digits of everything that decides the ids.
     dtype: smallest unsigned dtype that holds every id.
     token_bytes: int32 [V], length in bytes of each id; 0 for specials.
   """
+
+  exact = True
 
   def __init__(self, pattern: str, ranks: list[bytes]):
     if len(set(ranks)) != len(ranks):
@@ -86,8 +90,12 @@ class Tokenizer:
     return b''.join(self.ranks[i] for i in map(int, ids) if i != self.eot_id)
 
 
-def load_tokenizer(name_or_path: str) -> Tokenizer:
-  """Returns 'bytes', a name in the sample ('bpe4k'), or a JSON file's.
+def load_tokenizer(name_or_path: str) -> Tokenizer | foreign.Foreign:
+  """Returns 'bytes', a name in the sample ('bpe4k'), or that of a file.
+
+  What a file is, its content says: one of `train_bpe`, a Hugging Face
+  tokenizer.json, a list of ranks as tiktoken reads it (which holds no pattern:
+  PATTERN is used) or a sentencepiece model.
 
   Raises:
     ConfigError: no such file, or not a tokenizer.
@@ -100,18 +108,32 @@ def load_tokenizer(name_or_path: str) -> Tokenizer:
   if not path.is_file():
     raise errors.ConfigError(
       f'data.tokenizer: no tokenizer {name_or_path!r}; give bpe4k, bytes or'
-      ' the path of a JSON file written by train_bpe'
+      ' the path of a tokenizer file'
     )
   try:
-    data = json.loads(path.read_bytes())
-    ranks = [base64.b64decode(token) for token in data['ranks']]
-    if data['special'] != [EOT]:
-      raise ValueError(f'special tokens must be {[EOT]}')
-    return Tokenizer(data['pattern'], ranks)
+    return _read(path)
   except (ValueError, KeyError, TypeError) as error:
     raise errors.ConfigError(
       f'data.tokenizer: {path} is not a tokenizer file ({error!r})'
     ) from error
+
+
+def _read(path: Path) -> Tokenizer | foreign.Foreign:
+  data = path.read_bytes()
+  if data.lstrip()[:1] in (b'{', b'['):
+    tree = json.loads(data)
+    if 'model' in tree:
+      return foreign.HuggingFace(path)
+    ranks = [base64.b64decode(token) for token in tree['ranks']]
+    if tree['special'] != [EOT]:
+      raise ValueError(f'special tokens must be {[EOT]}')
+    return Tokenizer(tree['pattern'], ranks)
+  if not re.match(rb'[A-Za-z0-9+/]+=* \d+\r?\n', data):
+    return foreign.SentencePiece(path)
+  pairs = [line.split() for line in data.splitlines() if line]
+  if [int(rank) for _, rank in pairs] != list(range(len(pairs))):
+    raise ValueError('ranks must be 0, 1, 2, ...')
+  return Tokenizer(PATTERN, [base64.b64decode(token) for token, _ in pairs])
 
 
 def train_bpe(
