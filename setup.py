@@ -5,7 +5,7 @@ import setuptools
 REPORT = ['matplotlib>=3.11']
 TB = ['tensorboardX>=2.6.5']
 # rustbpe trains tokenizers; the others read files that other projects wrote.
-TOKENIZER = ['rustbpe>=0.1.0', 'sentencepiece>=0.2.3', 'tokenizers>=0.23']
+TOKENIZER = ['rustbpe>=0.1.0', 'sentencepiece>=0.2.3', 'tokenizers>=0.22']
 PARQUET = ['pyarrow>=26.0']
 HUB = ['datasets>=5.2']
 # Compilers of chips that are not here, for --mode=plan with plan.target; JAX
