@@ -155,9 +155,8 @@ def _train():
 
 def _data():
   data = config_dict.ConfigDict()
-  # sample | synthetic | jsonl:, text:, parquet:, hf:, tfds:, see data/hub.py;
-  # anchor: a task, see configs/anchor.py
-  data.source = 'sample'
+  # synthetic | jsonl: | text: | parquet: | hf: | tfds: as in data/sources.py
+  data.source = 'sample'  # or those, or anchor: a task, see configs/anchor.py
   data.tokenizer = 'bpe4k'  # bpe4k | bytes | a file | none (anchor)
   data.mixture = config_dict.ConfigDict()  # part: weight; empty: by size
   data.dir = '~/.cache/gamma_jax/data'  # where prepared tokens lie

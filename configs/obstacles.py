@@ -36,6 +36,8 @@ def sweep(add, arg=None):
           for seed in range(arguments['seeds']):
             add(
               sweep_ladder.rung(name),
-              {'model.gate': gate, 'model.norm_eps': eps, 'init.gamma': gamma},
+              {'model.gate': gate},
+              {'model.norm_eps': eps},
+              {'init.gamma': gamma},
               seed=seed,
             )
