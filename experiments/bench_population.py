@@ -104,7 +104,8 @@ def main() -> None:
   args = parser.parse_args()
   with tempfile.TemporaryDirectory() as data:
     data = Path(data)
-    _main(BASE, data / 'warm', data / 'cache', data, **{'train.steps': 1})
+    short = {'train.steps': 1, 'opt.warmup_steps': 0}
+    _main(BASE, data / 'warm', data / 'cache', data, **short)
     ways = {
       'together': lambda f: together(f, data, args.steps),
       'one by one': lambda f: apart(f, data, args.steps, 1),
