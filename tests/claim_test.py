@@ -1,0 +1,113 @@
+"""Verdicts of the claim scripts: what counts for, against and not at all."""
+
+import sys
+
+import pytest
+
+from experiments import (
+  c1_loss,
+  c2_obstacles,
+  c3_optimum,
+  c4_condense,
+  c7_effective_size,
+  claim,
+)
+from gamma_jax import errors, files, report
+from gamma_jax.analysis.paired import paired_difference
+from tests import fake_sweep
+
+GRID = [
+  {'size': size, 'init.gamma': gamma}
+  for size in ('16M', '38M', '67M')
+  for gamma in (0.5, 0.75, 1.0)
+]
+
+
+def differences(*triples):
+  return [paired_difference([0.0] * len(t), t) for t in triples]
+
+
+@pytest.mark.parametrize(
+  ('values', 'sign', 'want'),
+  [
+    ([(-1.0, -1.1, -0.9)], -1, claim.SUPPORTED),
+    ([(-1.0, -1.1, -0.9)], 1, claim.CONTRADICTED),
+    ([(-1.0, 1.0, 0.1)], -1, claim.UNDECIDED),
+    ([(-1.0, -1.1, -0.9), (-1.0, 1.0, 0.1)], -1, claim.UNDECIDED),
+    ([(-1.0, -1.1, -0.9), (1.0, 1.1, 0.9)], -1, claim.CONTRADICTED),
+    ([(-1.0, -1.1)], -1, claim.UNDECIDED),  # two seeds are not enough
+    ([], -1, claim.UNDECIDED),
+  ],
+)
+def test_verdict(values, sign, want):
+  assert claim.verdict(differences(*values), sign) == want
+
+
+@pytest.fixture(scope='module')
+def sweep(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('sweep')
+  fake_sweep.write(folder, GRID, steps=60, traces=True)
+  report.write_report(folder)
+  return folder
+
+
+@pytest.mark.parametrize(
+  ('script', 'want'),
+  [
+    (c1_loss, claim.SUPPORTED),  # fake losses: 0.25 (gamma - 0.8)^2
+    (c3_optimum, claim.CONTRADICTED),  # 0.75 lies nearer to 0.8 than 1 does
+    (c4_condense, 'a deeper dip: supported here'),
+    (c7_effective_size, claim.SUPPORTED),
+  ],
+)
+def test_scripts_write_a_record(script, want, sweep, tmp_path, monkeypatch):
+  argv = ['script', str(sweep), f'--out={tmp_path / "record"}']
+  monkeypatch.setattr(sys, 'argv', argv)
+  script.main()
+  text = (tmp_path / 'record/README.md').read_text()
+  assert f'**Verdict: {want}' in text
+  assert script.CLAIM.refuted_by in text
+  assert (tmp_path / 'record/results.csv').read_bytes() == (
+    sweep / 'results.csv'
+  ).read_bytes()
+  for line in text.splitlines():
+    if line.startswith('!['):
+      name = line.rpartition('(')[2].rstrip(')')
+      assert (tmp_path / 'record' / name).exists()
+
+
+def test_an_unfinished_sweep_gives_no_verdict(tmp_path):
+  cells = fake_sweep.write(tmp_path, GRID[:3], seeds=1, steps=1)
+  (tmp_path / cells[1]['id'] / 'results.json').unlink()
+  with pytest.raises(errors.ConfigError, match='1 of 3 cells are not done'):
+    claim.rows(tmp_path)
+
+
+def test_the_dip_is_found_where_it_was_put(sweep):
+  found = c4_condense.dips(sweep)
+  step, dip, end = found['16M', 1.0][0]
+  assert step == 60 and dip == end  # fake ranks are lowest at step 60
+  assert dip < found['16M', 0.5][0][1] < 1
+
+
+def test_gains_are_paired_by_seed():
+  rows = [
+    {
+      'overrides': {'size': 's', 'model.gate': 'none', 'seed': s, **g},
+      'metrics': {'heldout/loss': loss},
+    }
+    for s, g, loss in [
+      (1, {'init.gamma': 0.5}, 3.0),
+      (0, {'init.gamma': 0.5}, 2.0),
+      (0, {'init.gamma': 1.0}, 1.5),
+      (1, {'init.gamma': 1.0}, 1.0),
+    ]
+  ]
+  got = c2_obstacles.gains(rows, {'size': 's', 'model.gate': 'none'})
+  assert got == {0: 0.5, 1: 2.0}
+
+
+def test_a_cell_without_mechanics_is_named(tmp_path):
+  files.write_text(tmp_path / 'metrics.jsonl', '{"step": 1, "train/loss": 1}\n')
+  with pytest.raises(ValueError, match='has no mechanics'):
+    c4_condense.trajectory(tmp_path)
