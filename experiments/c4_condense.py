@@ -33,18 +33,22 @@ CARE = (
   'the log-spaced steps that log.mechanics measures: the true dip may lie '
   'between two of them. '
 ) + c1_loss.CARE
-_RANK = re.compile(r'condense/stable_rank/(q|k|v|o|up|down)/\d+')
+KINDS = ('q', 'k', 'v', 'o', 'up', 'down')
 
 
-def trajectory(cell: Path) -> dict[int, float]:
+def trajectory(cell: Path, kind: str = '') -> dict[int, float]:
   """step -> stable rank over its start, geometric mean over matrices.
+
+  Args:
+    cell: its folder.
+    kind: of the matrices; '' takes all of KINDS.
 
   Raises:
     ValueError: the cell did not log its mechanics.
   """
   found: dict[int, dict[str, float]] = {}
   for line in metric_writer.read_metrics(cell / 'metrics.jsonl'):
-    ranks = {k: v for k, v in line.items() if _RANK.fullmatch(k)}
+    ranks = {k: v for k, v in line.items() if _matches(k, kind)}
     if ranks:
       found[line['step']] = ranks
   if 0 not in found:
@@ -56,11 +60,18 @@ def trajectory(cell: Path) -> dict[int, float]:
   }
 
 
-def dips(workdir: Path) -> dict[tuple[str, float], dict[int, tuple]]:
+def _matches(column: str, kind: str) -> bool:
+  kinds = kind or '|'.join(KINDS)
+  return bool(re.fullmatch(rf'condense/stable_rank/({kinds})/\d+', column))
+
+
+def dips(
+  workdir: Path, kind: str = ''
+) -> dict[tuple[str, float], dict[int, tuple]]:
   """(size, gamma) -> seed -> (step of the dip, dip, end), over the start."""
   out: dict[tuple[str, float], dict[int, tuple]] = {}
   for row in results.collect(workdir):
-    curve = trajectory(row.folder)
+    curve = trajectory(row.folder, kind)
     step = min(curve, key=curve.get)
     o = row.overrides
     arm = out.setdefault((o['size'], o['init.gamma']), {})
@@ -83,6 +94,24 @@ def table(found: Mapping) -> list[str]:
       f'| {size} | {gamma} | {steps} | {a.mean:.3f} ± {a.half:.3f} '
       f'| {b.mean:.3f} ± {b.half:.3f} |'
     )
+  return lines
+
+
+def by_kind(workdir: Path, size: str) -> list[str]:
+  """One line a kind of matrix, at one size: which condense, which expand."""
+  lines = [
+    f'Size {size}, by matrix (dip / start, end / dip; means over seeds):',
+    '',
+    '| matrix | gamma 0.5 | gamma 1.0 |',
+    '| --- | ---: | ---: |',
+  ]
+  for kind in KINDS:
+    found = dips(workdir, kind)
+    cells = []
+    for gamma in (0.5, 1.0):
+      _, dip, end = np.array(list(found[size, gamma].values())).T
+      cells.append(f'{np.mean(dip):.3f}, {np.mean(end / dip):.3f}')
+    lines.append(f'| {kind} | {cells[0]} | {cells[1]} |')
   return lines
 
 
@@ -118,7 +147,7 @@ def main() -> None:
     CLAIM,
     workdir,
     out,
-    found='\n'.join(table(found)),
+    found='\n'.join([*table(found), '', *by_kind(workdir, list(found)[-1][0])]),
     words=words,
     care=CARE,
     pictures=pictures,

@@ -84,7 +84,7 @@ def measured(gamma, step):
   if not mechanics.is_due(step, 3, 400):
     return out
   for layer in range(2):
-    for kind in ('q', 'v', 'up'):
+    for kind in ('q', 'k', 'v', 'o', 'up', 'down'):
       rank = 40 - 30 * gamma * math.exp(-(((step - 60) / 50) ** 2))
       out[f'condense/stable_rank/{kind}/{layer}'] = rank + layer
       out[f'condense/stable_rank_random/{kind}'] = 38.0
