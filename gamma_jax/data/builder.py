@@ -1,4 +1,4 @@
-"""Tokenizes a source once into array_record files, with TFDS.
+"""Writes encoded documents as array_record files, with TFDS.
 
 TensorFlow is never imported: TFDS reads and writes array_record without it.
 """
@@ -9,7 +9,7 @@ import array
 import contextlib
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from gamma_jax import errors
-from gamma_jax.data import sources
+from gamma_jax.data import foreign
+from gamma_jax.data import shards as shards_lib
 from gamma_jax.data import tokenizer as tokenizer_lib
 
 # The training documents once more, framed and end to end, and where each ends:
@@ -25,14 +26,6 @@ from gamma_jax.data import tokenizer as tokenizer_lib
 # than from records.
 TOKENS, ENDS = 'train.tokens', 'train.ends.npy'
 TRAIN, HELDOUT = SPLITS = ('train', 'heldout')
-
-
-def document_id(text: bytes) -> int:
-  """A number in [0, 2^63) from the text alone."""
-  # With a prefix of our own: a corpus that was itself sampled by a plain hash
-  # of its text (as our sample was) must not have its split decided by that.
-  digest = hashlib.sha256(b'gamma_jax document\0' + text).digest()
-  return int.from_bytes(digest[:8], 'big') >> 1
 
 
 def split_of(document: int, heldout_percent: float) -> str:
@@ -62,20 +55,22 @@ class Documents(tfds.core.GeneratorBasedBuilder):
     self,
     *,
     data_dir: Path,
-    source: sources.JsonLines | sources.Synthetic,
-    tokenizer: tokenizer_lib.Tokenizer,
+    shards: Iterable[shards_lib.Shard],
+    parts: tuple[str, ...],
+    tokenizer: tokenizer_lib.Tokenizer | foreign.Foreign,
     heldout_percent: float,
     progress: Callable[[int], None],
   ):
-    """`progress` is called with how far we are, 0 .. 2 * source.size."""
-    self.source, self.tokenizer = source, tokenizer
+    """`shards` are read once a split; `progress` gets positions in the source.
+
+    Args:
+      parts: all that the source names, in its order.
+    """
+    self.shards, self.tokenizer = shards, tokenizer
     self.heldout_percent, self.progress = heldout_percent, progress
     super().__init__(file_format='array_record', data_dir=data_dir)
     self.counts: dict[str, dict[str, dict[str, int]]] = {
-      split: {
-        part: {'documents': 0, 'tokens': 0, 'bytes': 0}
-        for part in self.source.parts
-      }
+      split: {part: {'documents': 0, 'tokens': 0, 'bytes': 0} for part in parts}
       for split in SPLITS
     }
     self.content = hashlib.sha256()
@@ -110,40 +105,37 @@ class Documents(tfds.core.GeneratorBasedBuilder):
     return splits
 
   def _generate_examples(self, split: str) -> Iterator[tuple[int, dict]]:
-    # Each split reads the source once; only ids and ends are kept, 16 bytes
-    # a document.
-    passed = SPLITS.index(split) * self.source.size
+    # Each split reads all shards; only ids and ends are kept, 16 bytes a
+    # document.
     key, ids, ends = 0, array.array('q'), array.array('q', [0])
+    eot = np.array(self.tokenizer.eot_id, self.tokenizer.dtype).tobytes()
     with contextlib.ExitStack() as stack:
       if split == TRAIN:
         flat = stack.enter_context((self._folder / TOKENS).open('wb'))
-      for part, text, position in self.source.documents():
-        if key:  # not while _split_generators looks
-          self.progress(passed + position)
-        if isinstance(text, str):
-          text = text.encode('utf-8', 'surrogatepass')
-        document = document_id(text)
-        if split_of(document, self.heldout_percent) != split:
-          continue
-        tokens = self._count(split, part, text)
-        ids.append(document)
+      for shard in self.shards:
+        for part, text, document, tokens in shard.documents():
+          if split_of(document, self.heldout_percent) != split:
+            continue
+          self._count(split, part, text, tokens)
+          ids.append(document)
+          if split == TRAIN:
+            flat.write(eot + tokens.tobytes() + eot)
+            ends.append(ends[-1] + len(tokens) + 2)
+          example = {'tokens': tokens, 'source': part, 'id': document}
+          yield key, example | {'bytes': len(text)}
+          key += 1
         if split == TRAIN:
-          flat.write(np.pad(tokens, 1, constant_values=self.tokenizer.eot_id))
-          ends.append(ends[-1] + len(tokens) + 2)
-        example = {'tokens': tokens, 'source': part, 'id': document}
-        yield key, example | {'bytes': len(text)}
-        key += 1
+          self.changed += shard.changed
+          self.progress(shard.texts.position)
     self.duplicates[split] = len(ids) - len(np.unique(ids))
     if split == TRAIN:
       np.save(self._folder / ENDS, np.array(ends))
 
-  def _count(self, split: str, part: str, text: bytes) -> np.ndarray:
-    tokens = self.tokenizer.encode(text)
+  def _count(
+    self, split: str, part: str, text: bytes, tokens: np.ndarray
+  ) -> None:
     count = self.counts[split][part]
     count['documents'] += 1
     count['tokens'] += len(tokens)
     count['bytes'] += len(text)
-    if not self.tokenizer.exact:
-      self.changed += self.tokenizer.decode(tokens) != text
     self.content.update(len(text).to_bytes(8, 'big') + text)
-    return tokens
