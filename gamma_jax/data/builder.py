@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
+from array_record.python import array_record_module
+from tensorflow_datasets.core.utils import shard_utils
 
 from gamma_jax import errors
 from gamma_jax.data import foreign
@@ -37,7 +39,7 @@ def split_of(document: int, heldout_percent: float) -> str:
   return HELDOUT if document < heldout_percent / 100 * 2**63 else TRAIN
 
 
-class Documents(tfds.core.GeneratorBasedBuilder):
+class Documents(tfds.core.dataset_builder.FileReaderBuilder):
   """One example a document, in the order of the source.
 
   Attributes:
@@ -61,7 +63,7 @@ class Documents(tfds.core.GeneratorBasedBuilder):
     heldout_percent: float,
     progress: Callable[[int], None],
   ):
-    """`shards` are read once a split; `progress` gets positions in the source.
+    """`shards` are read twice a split; `progress` gets positions in the source.
 
     Args:
       parts: all that the source names, in its order.
@@ -92,28 +94,37 @@ class Documents(tfds.core.GeneratorBasedBuilder):
       disable_shuffling=True,
     )
 
-  def _split_generators(self, dl_manager: Any) -> dict[str, Iterator]:
-    del dl_manager  # nothing is downloaded
-    splits = {}
+  def _download_and_prepare(
+    self, dl_manager: Any, download_config: Any = None
+  ) -> None:
+    del dl_manager, download_config  # nothing is downloaded
+    looks = {}
     for split in SPLITS:
-      examples = self._generate_examples(split)
-      # TFDS refuses to write an empty split, so look before naming it.
-      if (first := next(examples, None)) is not None:
-        splits[split] = itertools.chain([first], examples)
-    if TRAIN not in splits:
+      look = self._look(split)
+      # TFDS knows no empty split, so look before naming it.
+      if (first := next(look, None)) is not None:
+        looks[split] = itertools.chain([first], look)
+    if TRAIN not in looks:
       raise errors.ConfigError('data.source: no document to train on')
-    return splits
+    infos = [
+      self._write(split, array.array('q', sizes))
+      for split, sizes in looks.items()
+    ]
+    self.info.set_splits(tfds.core.splits.SplitDict(infos))
 
-  def _generate_examples(self, split: str) -> Iterator[tuple[int, dict]]:
-    # Each split reads all shards; only ids and ends are kept, 16 bytes a
-    # document.
-    key, ids, ends = 0, array.array('q'), array.array('q', [0])
+  def _look(self, split: str) -> Iterator[int]:
+    """Counts what `split` holds and yields the size of each record.
+
+    Writes the flat copy of the training documents, too.
+    """
+    # All shards are read; only numbers are kept, 24 bytes a document.
+    ids, ends = array.array('q'), array.array('q', [0])
     eot = np.array(self.tokenizer.eot_id, self.tokenizer.dtype).tobytes()
     with contextlib.ExitStack() as stack:
       if split == TRAIN:
         flat = stack.enter_context((self._folder / TOKENS).open('wb'))
       for shard in self.shards:
-        for part, text, document, tokens in shard.documents():
+        for part, text, document, tokens, record in shard.documents():
           if split_of(document, self.heldout_percent) != split:
             continue
           self._count(split, part, text, tokens)
@@ -121,15 +132,39 @@ class Documents(tfds.core.GeneratorBasedBuilder):
           if split == TRAIN:
             flat.write(eot + tokens.tobytes() + eot)
             ends.append(ends[-1] + len(tokens) + 2)
-          example = {'tokens': tokens, 'source': part, 'id': document}
-          yield key, example | {'bytes': len(text)}
-          key += 1
+          yield len(record)
         if split == TRAIN:
           self.changed += shard.changed
           self.progress(shard.texts.position)
     self.duplicates[split] = len(ids) - len(np.unique(ids))
     if split == TRAIN:
       np.save(self._folder / ENDS, np.array(ends))
+
+  def _write(self, split: str, sizes: array.array) -> tfds.core.SplitInfo:
+    """Writes the records of `split`, in as many files as TFDS would."""
+    number, total = len(sizes), sum(sizes)
+    files = shard_utils.ShardConfig.calculate_number_shards(total, number)
+    ends = [0, *shard_utils.get_shard_boundaries(number, files)]
+    template = self._get_filename_template(split_name=split)
+    records = (
+      record
+      for shard in self.shards
+      for _, _, document, _, record in shard.documents()
+      if split_of(document, self.heldout_percent) == split
+    )
+    lengths = np.diff(ends).tolist()
+    for index, length in enumerate(lengths):
+      path = template.sharded_filepath(shard_index=index, num_shards=files)
+      writer = array_record_module.ArrayRecordWriter(str(path), 'group_size:1')
+      for record in itertools.islice(records, length):
+        writer.write(record)
+      writer.close()
+    return tfds.core.SplitInfo(
+      name=split,
+      shard_lengths=lengths,
+      num_bytes=total,
+      filename_template=template,
+    )
 
   def _count(
     self, split: str, part: str, text: bytes, tokens: np.ndarray

@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import io
 import json
 import os
 import uuid
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from gamma_jax.data import foreign
+from gamma_jax.data import foreign, records
 from gamma_jax.data import tokenizer as tokenizer_lib
 from gamma_jax.data.hub import Document
 
 SIZE = 2**22  # bytes of text: half a second of work or less
-_DIGEST = hashlib.sha256().digest_size
+_CHECK = 4  # bytes of a checksum
 
 
 def document_id(text: bytes) -> int:
@@ -51,10 +52,7 @@ class Texts:
   ends: np.ndarray
 
   def __iter__(self) -> Iterator[bytes]:
-    start = 0
-    for end in self.ends.tolist():
-      yield self.data[start:end]
-      start = end
+    return _pieces(self.data, self.ends)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +63,8 @@ class Shard:
     ids: `document_id` of each, int64 [n].
     tokens: of all documents end to end, without any special.
     ends: where each ends in `tokens`, int64 [n].
+    records: the messages of `records.serialize` end to end.
+    record_ends: where each ends in `records`, int64 [n].
     changed: documents that the tokenizer does not give back as they were.
   """
 
@@ -72,15 +72,18 @@ class Shard:
   ids: np.ndarray
   tokens: np.ndarray
   ends: np.ndarray
+  records: bytes
+  record_ends: np.ndarray
   changed: int
 
-  def documents(self) -> Iterator[tuple[str, bytes, int, np.ndarray]]:
-    """Yields (part, text, id, tokens)."""
-    yield from zip(
+  def documents(self) -> Iterator[tuple[str, bytes, int, np.ndarray, bytes]]:
+    """Yields (part, text, id, tokens, record)."""
+    return zip(
       self.texts.parts.tolist(),
       self.texts,
       self.ids.tolist(),
-      np.split(self.tokens, self.ends[:-1]),
+      _pieces(self.tokens, self.ends),
+      _pieces(self.records, self.record_ends),
       strict=True,
     )
 
@@ -113,8 +116,12 @@ def encode(
       for ids, text in zip(tokens, texts, strict=True)
     )
   ids = np.array([document_id(text) for text in texts], np.int64)
-  ends = np.cumsum([len(ids) for ids in tokens])
-  return Shard(texts, ids, np.concatenate(tokens), ends, changed)
+  ends = np.cumsum([len(one) for one in tokens])
+  tokens = np.concatenate(tokens)
+  sizes = np.diff(texts.ends, prepend=0)
+  made = records.serialize(texts.parts.tolist(), ids, sizes, tokens, ends)
+  record_ends = np.cumsum([len(record) for record in made])
+  return Shard(texts, ids, tokens, ends, b''.join(made), record_ends, changed)
 
 
 def make(
@@ -132,24 +139,20 @@ def make(
   if _load(path).get('key') == key:
     return False
   shard = encode(texts, tokenizer)
-  file = io.BytesIO()
-  np.savez(
-    file,
-    key=key,
-    position=texts.position,
-    parts=texts.parts,
-    text=np.frombuffer(texts.data, np.uint8),
-    text_ends=texts.ends,
-    ids=shard.ids,
-    tokens=shard.tokens,
-    ends=shard.ends,
-    changed=shard.changed,
-  )
+  rest = {'key': key, 'position': texts.position, 'changed': shard.changed}
+  arrays = {
+    'parts': texts.parts,
+    'text': np.frombuffer(texts.data, np.uint8),
+    'text_ends': texts.ends,
+    'ids': shard.ids,
+    'tokens': shard.tokens,
+    'ends': shard.ends,
+    'records': np.frombuffer(shard.records, np.uint8),
+    'record_ends': shard.record_ends,
+  }
   temporary = path.with_name(f'.{uuid.uuid4().hex}.tmp')
   try:
-    with temporary.open('wb') as out:
-      out.write(hashlib.sha256(file.getbuffer()).digest())
-      out.write(file.getbuffer())
+    _save(temporary, rest, arrays)
     os.replace(temporary, path)
   finally:
     temporary.unlink(missing_ok=True)
@@ -160,26 +163,57 @@ def read(path: Path) -> Shard:
   """Raises OSError when the file is not there or not as it was written."""
   if not (found := _load(path)):
     raise OSError(f'{path} is damaged; the same command makes it again')
-  texts = Texts(
-    int(found['position']),
-    found['parts'],
-    found['text'].tobytes(),
-    found['text_ends'],
+  return Shard(
+    Texts(
+      found['position'],
+      found['parts'],
+      found['text'].tobytes(),
+      found['text_ends'],
+    ),
+    found['ids'],
+    found['tokens'],
+    found['ends'],
+    found['records'].tobytes(),
+    found['record_ends'],
+    found['changed'],
   )
-  ids, tokens, ends = (found[name] for name in ('ids', 'tokens', 'ends'))
-  return Shard(texts, ids, tokens, ends, int(found['changed']))
 
 
-def _load(path: Path) -> dict[str, np.ndarray]:
-  """The arrays of a file; none when it is not there or not whole."""
+def _save(path: Path, rest: dict, arrays: dict[str, np.ndarray]) -> None:
+  """A checksum of the others, a line of JSON, and the arrays end to end."""
+  rest['arrays'] = [[k, a.dtype.str, a.size] for k, a in arrays.items()]
+  pieces = [json.dumps(rest).encode() + b'\n']
+  pieces += [array.tobytes() for array in arrays.values()]
+  check = 0
+  for piece in pieces:
+    check = zlib.crc32(piece, check)
+  with path.open('wb') as file:
+    file.writelines([check.to_bytes(_CHECK, 'big'), *pieces])
+
+
+def _load(path: Path) -> dict[str, Any]:
+  """What `_save` was given; nothing when that is not there or not whole."""
   try:
-    data = memoryview(path.read_bytes())
+    data = path.read_bytes()
   except FileNotFoundError:
     return {}
-  if hashlib.sha256(data[_DIGEST:]).digest() != data[:_DIGEST]:
+  check = zlib.crc32(memoryview(data)[_CHECK:])
+  if len(data) <= _CHECK or data[:_CHECK] != check.to_bytes(_CHECK, 'big'):
     return {}
-  with np.load(io.BytesIO(data[_DIGEST:])) as file:
-    return {name: file[name] for name in file.files}
+  place = data.index(b'\n', _CHECK) + 1
+  found = json.loads(data[_CHECK:place])
+  for name, dtype, size in found.pop('arrays'):
+    found[name] = np.frombuffer(data, dtype, size, place)
+    place += found[name].nbytes
+  return found
+
+
+def _pieces(whole: Any, ends: np.ndarray) -> Iterator[Any]:
+  """`whole`, bytes or an array, cut at `ends`."""
+  start = 0
+  for end in ends.tolist():
+    yield whole[start:end]
+    start = end
 
 
 def _join(position: int, parts: list[str], texts: list[bytes]) -> Texts:
