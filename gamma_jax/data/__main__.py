@@ -2,6 +2,7 @@
 
 python -m gamma_jax.data --source=sample --tokenizer=bpe4k
 python -m gamma_jax.data --source='jsonl:/corpus/*.jsonl' --tokenizer=my.json
+python -m gamma_jax.data --source='jsonl:/a/*.jsonl+parquet:/b/*.parquet'
 python -m gamma_jax.data train-tokenizer --source='jsonl:/corpus/*.jsonl' \\
   --vocab_size=16384 --out=my.json
 python -m gamma_jax.data offline-bi   # fetches packages, see offline_bi.py

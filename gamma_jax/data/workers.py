@@ -128,7 +128,9 @@ def _start(name: str, fingerprint: str) -> subprocess.Popen:
 
 def main(name: str, fingerprint: str) -> None:
   """A worker: (Texts, Path) after another on stdin, answers on stdout."""
-  signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+  # Sent to all processes of a job, but it is for the parent to decide.
+  for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
   answers = os.fdopen(os.dup(1), 'wb', buffering=0)
   os.dup2(2, 1)  # what a library prints is no answer
   load = functools.cache(tokenizer_lib.load_tokenizer)
