@@ -24,6 +24,7 @@ from gamma_jax.data import tokenizer as tokenizer_lib
 from gamma_jax.data.hub import Document
 
 SIZE = 2**22  # bytes of text: half a second of work or less
+_LAYOUT = 1  # raise it when the same shard would give another file
 _CHECK = 4  # bytes of a checksum
 
 
@@ -223,7 +224,7 @@ def _join(position: int, parts: list[str], texts: list[bytes]) -> Texts:
 
 def _key(texts: Texts, tokenizer: str) -> str:
   """Of all that decides what a shard holds."""
-  names = json.dumps([tokenizer, texts.parts.tolist(), texts.ends.tolist()])
-  digest = hashlib.sha256(names.encode())
+  names = [_LAYOUT, tokenizer, texts.parts.tolist(), texts.ends.tolist()]
+  digest = hashlib.sha256(json.dumps(names).encode())
   digest.update(texts.data)
   return digest.hexdigest()
