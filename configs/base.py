@@ -155,7 +155,8 @@ def _train():
 
 def _data():
   data = config_dict.ConfigDict()
-  # synthetic | jsonl: | text: | parquet: | hf: | tfds: as in data/sources.py
+  # synthetic | jsonl: | text: | parquet: | hf: | tfds: as in data/sources.py;
+  # several are joined by +, so that a mixture can weigh parts of them all
   data.source = 'sample'  # or those, or anchor: a task, see configs/anchor.py
   data.tokenizer = 'bpe4k'  # bpe4k | bytes | a file | none (anchor)
   data.mixture = config_dict.ConfigDict()  # part: weight; empty: by size

@@ -14,7 +14,7 @@ import pytest
 from gamma_jax import errors
 from gamma_jax.config import DataConfig
 from gamma_jax.data import builder as builder_lib
-from gamma_jax.data import order, pipeline
+from gamma_jax.data import order, pipeline, shards
 from gamma_jax.data import prepare as prepare_lib
 from gamma_jax.data import tokenizer as tokenizer_lib
 
@@ -54,7 +54,7 @@ def corpus(tmp_path_factory):
   splits = {'train': {}, 'heldout': {}}
   for part, documents in texts.items():
     for text in documents:
-      document = builder_lib.document_id(text.encode())
+      document = shards.document_id(text.encode())
       split = splits[builder_lib.split_of(document, data.heldout_percent)]
       split.setdefault(part, []).append(text.encode())
   return data, splits
@@ -107,7 +107,7 @@ def test_counts_of_the_sample(sample):
     with gzip.open(tokenizer_lib.SAMPLE / f'{part}.jsonl.gz') as lines:
       for line in lines:
         text = json.loads(line)['text'].encode()
-        split = builder_lib.split_of(builder_lib.document_id(text), 5)
+        split = builder_lib.split_of(shards.document_id(text), 5)
         count = want[split, part]
         count['documents'] += 1
         count['tokens'] += len(tokenizer.encode(text))

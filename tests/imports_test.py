@@ -49,6 +49,7 @@ NO_JAX = (
   'command_line',
   'config',
   'configure',
+  'data.workers',
   'errors',
   'files',
   'hf_layout',

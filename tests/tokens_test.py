@@ -108,7 +108,7 @@ def test_two_shapes_are_compared_token_by_token(base, cells, tmp_path, capsys):
   rows = list(token_rows.Rows(tmp_path / 'ab' / 'rows'))
   doc, position, token, nll_a, nll_b = map(np.concatenate, zip(*rows))
   # Every token of every document once, in its place.
-  framed = [t for _, t in pipeline._heldout(base.data)][:DOCUMENTS]
+  framed = [t for _, t in pipeline.heldout_documents(base.data)][:DOCUMENTS]
   for i, want in enumerate(framed):
     order = np.argsort(position[doc == i])
     np.testing.assert_array_equal(token[doc == i][order][:-1], want)

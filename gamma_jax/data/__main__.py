@@ -2,6 +2,7 @@
 
 python -m gamma_jax.data --source=sample --tokenizer=bpe4k
 python -m gamma_jax.data --source='jsonl:/corpus/*.jsonl' --tokenizer=my.json
+python -m gamma_jax.data --source='jsonl:/a/*.jsonl+parquet:/b/*.parquet'
 python -m gamma_jax.data train-tokenizer --source='jsonl:/corpus/*.jsonl' \\
   --vocab_size=16384 --out=my.json
 python -m gamma_jax.data offline-bi   # fetches packages, see offline_bi.py
@@ -19,7 +20,7 @@ import rich.table
 
 from gamma_jax import errors
 from gamma_jax.config import DataConfig
-from gamma_jax.data import offline_bi, sources, tokenizer
+from gamma_jax.data import offline_bi, sources, tokenizer, workers
 from gamma_jax.data import prepare as prepare_lib
 
 
@@ -42,8 +43,15 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument(
     '--heldout_percent', type=float, default=data.heldout_percent
   )
+  parser.add_argument(
+    '--processes',
+    type=int,
+    help=f'how many encode; default: one a core, at most {workers.MOST}',
+  )
+  args = vars(parser.parse_args(argv))
+  processes = args.pop('processes')
   try:
-    data = DataConfig(**vars(parser.parse_args(argv)))
+    data = DataConfig(**args)
     if offline:
       corpus = Path(data.dir).expanduser() / 'offline-bi'
       offline_bi.show(offline_bi.build(corpus))
@@ -52,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
         source=f'jsonl:{corpus}/*.jsonl',
         tokenizer=str(corpus / 'bpe16k.json'),
       )
-    folder = prepare_lib.prepare(data)
+    folder = prepare_lib.prepare(data, processes)
   except errors.ConfigError as error:
     print(error, file=sys.stderr)
     return error.exit_code

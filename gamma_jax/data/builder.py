@@ -1,4 +1,4 @@
-"""Tokenizes a source once into array_record files, with TFDS.
+"""Writes encoded documents as array_record files, with TFDS.
 
 TensorFlow is never imported: TFDS reads and writes array_record without it.
 """
@@ -9,15 +9,18 @@ import array
 import contextlib
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
+from array_record.python import array_record_module
+from tensorflow_datasets.core.utils import shard_utils
 
 from gamma_jax import errors
-from gamma_jax.data import sources
+from gamma_jax.data import foreign
+from gamma_jax.data import shards as shards_lib
 from gamma_jax.data import tokenizer as tokenizer_lib
 
 # The training documents once more, framed and end to end, and where each ends:
@@ -25,14 +28,6 @@ from gamma_jax.data import tokenizer as tokenizer_lib
 # than from records.
 TOKENS, ENDS = 'train.tokens', 'train.ends.npy'
 TRAIN, HELDOUT = SPLITS = ('train', 'heldout')
-
-
-def document_id(text: bytes) -> int:
-  """A number in [0, 2^63) from the text alone."""
-  # With a prefix of our own: a corpus that was itself sampled by a plain hash
-  # of its text (as our sample was) must not have its split decided by that.
-  digest = hashlib.sha256(b'gamma_jax document\0' + text).digest()
-  return int.from_bytes(digest[:8], 'big') >> 1
 
 
 def split_of(document: int, heldout_percent: float) -> str:
@@ -44,7 +39,7 @@ def split_of(document: int, heldout_percent: float) -> str:
   return HELDOUT if document < heldout_percent / 100 * 2**63 else TRAIN
 
 
-class Documents(tfds.core.GeneratorBasedBuilder):
+class Documents(tfds.core.dataset_builder.FileReaderBuilder):
   """One example a document, in the order of the source.
 
   Attributes:
@@ -62,20 +57,22 @@ class Documents(tfds.core.GeneratorBasedBuilder):
     self,
     *,
     data_dir: Path,
-    source: sources.JsonLines | sources.Synthetic,
-    tokenizer: tokenizer_lib.Tokenizer,
+    shards: Iterable[shards_lib.Shard],
+    parts: tuple[str, ...],
+    tokenizer: tokenizer_lib.Tokenizer | foreign.Foreign,
     heldout_percent: float,
     progress: Callable[[int], None],
   ):
-    """`progress` is called with how far we are, 0 .. 2 * source.size."""
-    self.source, self.tokenizer = source, tokenizer
+    """`shards` are read twice a split; `progress` gets positions in the source.
+
+    Args:
+      parts: all that the source names, in its order.
+    """
+    self.shards, self.tokenizer = shards, tokenizer
     self.heldout_percent, self.progress = heldout_percent, progress
     super().__init__(file_format='array_record', data_dir=data_dir)
     self.counts: dict[str, dict[str, dict[str, int]]] = {
-      split: {
-        part: {'documents': 0, 'tokens': 0, 'bytes': 0}
-        for part in self.source.parts
-      }
+      split: {part: {'documents': 0, 'tokens': 0, 'bytes': 0} for part in parts}
       for split in SPLITS
     }
     self.content = hashlib.sha256()
@@ -97,53 +94,83 @@ class Documents(tfds.core.GeneratorBasedBuilder):
       disable_shuffling=True,
     )
 
-  def _split_generators(self, dl_manager: Any) -> dict[str, Iterator]:
-    del dl_manager  # nothing is downloaded
-    splits = {}
+  def _download_and_prepare(
+    self, dl_manager: Any, download_config: Any = None
+  ) -> None:
+    del dl_manager, download_config  # nothing is downloaded
+    looks = {}
     for split in SPLITS:
-      examples = self._generate_examples(split)
-      # TFDS refuses to write an empty split, so look before naming it.
-      if (first := next(examples, None)) is not None:
-        splits[split] = itertools.chain([first], examples)
-    if TRAIN not in splits:
+      look = self._look(split)
+      # TFDS knows no empty split, so look before naming it.
+      if (first := next(look, None)) is not None:
+        looks[split] = itertools.chain([first], look)
+    if TRAIN not in looks:
       raise errors.ConfigError('data.source: no document to train on')
-    return splits
+    infos = [
+      self._write(split, array.array('q', sizes))
+      for split, sizes in looks.items()
+    ]
+    self.info.set_splits(tfds.core.splits.SplitDict(infos))
 
-  def _generate_examples(self, split: str) -> Iterator[tuple[int, dict]]:
-    # Each split reads the source once; only ids and ends are kept, 16 bytes
-    # a document.
-    passed = SPLITS.index(split) * self.source.size
-    key, ids, ends = 0, array.array('q'), array.array('q', [0])
+  def _look(self, split: str) -> Iterator[int]:
+    """Counts what `split` holds and yields the size of each record.
+
+    Writes the flat copy of the training documents, too.
+    """
+    # All shards are read; only numbers are kept, 24 bytes a document.
+    ids, ends = array.array('q'), array.array('q', [0])
+    eot = np.array(self.tokenizer.eot_id, self.tokenizer.dtype).tobytes()
     with contextlib.ExitStack() as stack:
       if split == TRAIN:
         flat = stack.enter_context((self._folder / TOKENS).open('wb'))
-      for part, text, position in self.source.documents():
-        if key:  # not while _split_generators looks
-          self.progress(passed + position)
-        if isinstance(text, str):
-          text = text.encode('utf-8', 'surrogatepass')
-        document = document_id(text)
-        if split_of(document, self.heldout_percent) != split:
-          continue
-        tokens = self._count(split, part, text)
-        ids.append(document)
+      for shard in self.shards:
+        for part, text, document, tokens, record in shard.documents():
+          if split_of(document, self.heldout_percent) != split:
+            continue
+          self._count(split, part, text, tokens)
+          ids.append(document)
+          if split == TRAIN:
+            flat.write(eot + tokens.tobytes() + eot)
+            ends.append(ends[-1] + len(tokens) + 2)
+          yield len(record)
         if split == TRAIN:
-          flat.write(np.pad(tokens, 1, constant_values=self.tokenizer.eot_id))
-          ends.append(ends[-1] + len(tokens) + 2)
-        example = {'tokens': tokens, 'source': part, 'id': document}
-        yield key, example | {'bytes': len(text)}
-        key += 1
+          self.changed += shard.changed
+          self.progress(shard.texts.position)
     self.duplicates[split] = len(ids) - len(np.unique(ids))
     if split == TRAIN:
       np.save(self._folder / ENDS, np.array(ends))
 
-  def _count(self, split: str, part: str, text: bytes) -> np.ndarray:
-    tokens = self.tokenizer.encode(text)
+  def _write(self, split: str, sizes: array.array) -> tfds.core.SplitInfo:
+    """Writes the records of `split`, in as many files as TFDS would."""
+    number, total = len(sizes), sum(sizes)
+    files = shard_utils.ShardConfig.calculate_number_shards(total, number)
+    ends = [0, *shard_utils.get_shard_boundaries(number, files)]
+    template = self._get_filename_template(split_name=split)
+    records = (
+      record
+      for shard in self.shards
+      for _, _, document, _, record in shard.documents()
+      if split_of(document, self.heldout_percent) == split
+    )
+    lengths = np.diff(ends).tolist()
+    for index, length in enumerate(lengths):
+      path = template.sharded_filepath(shard_index=index, num_shards=files)
+      writer = array_record_module.ArrayRecordWriter(str(path), 'group_size:1')
+      for record in itertools.islice(records, length):
+        writer.write(record)
+      writer.close()
+    return tfds.core.SplitInfo(
+      name=split,
+      shard_lengths=lengths,
+      num_bytes=total,
+      filename_template=template,
+    )
+
+  def _count(
+    self, split: str, part: str, text: bytes, tokens: np.ndarray
+  ) -> None:
     count = self.counts[split][part]
     count['documents'] += 1
     count['tokens'] += len(tokens)
     count['bytes'] += len(text)
-    if not self.tokenizer.exact:
-      self.changed += self.tokenizer.decode(tokens) != text
     self.content.update(len(text).to_bytes(8, 'big') + text)
-    return tokens

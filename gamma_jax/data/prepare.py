@@ -2,7 +2,10 @@
 
 `<data.dir>/<kind>-<fingerprint>/` holds the TFDS dataset and `manifest.json`.
 It is built under another name and renamed when whole, so that what a kill
-leaves behind is never taken for complete.
+leaves behind is never taken for complete. Text of more than one shard is
+encoded by several processes into files of `.<kind>-<fingerprint>.shards`, where
+the next call finds them after a kill. The number of processes changes nothing
+in the folder; while it is made, the disk also holds the text and its tokens.
 """
 
 from __future__ import annotations
@@ -11,13 +14,14 @@ import contextlib
 import fcntl
 import hashlib
 import io
+import itertools
 import json
 import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import rich.console
@@ -27,17 +31,20 @@ import tensorflow_datasets as tfds
 from gamma_jax import errors
 from gamma_jax.config import DataConfig
 from gamma_jax.data import builder as builder_lib
-from gamma_jax.data import sources
+from gamma_jax.data import foreign, shards, sources, workers
 from gamma_jax.data import tokenizer as tokenizer_lib
 
 FORMAT = 2  # raise it when the same config would give other files
 MANIFEST = 'manifest.json'
 
 
-def prepare(data: DataConfig) -> Path:
+def prepare(data: DataConfig, processes: int | None = None) -> Path:
   """Returns the folder of `data`, building it first when it is not there.
 
   Any number of processes may call this at once: one builds, the others wait.
+
+  Args:
+    processes: how many encode; None: one a core, within reason.
 
   Raises:
     ConfigError: no such source or tokenizer, a folder that cannot be written or
@@ -47,6 +54,8 @@ def prepare(data: DataConfig) -> Path:
     raise errors.ConfigError(
       f'data.heldout_percent: {data.heldout_percent} is not in [0, 100)'
     )
+  if processes is not None and processes < 1:
+    raise errors.ConfigError(f'processes: {processes} is not above 0')
   tokenizer = tokenizer_lib.load_tokenizer(data.tokenizer)
   source = sources.open_source(data.source, tokenizer)
   key = [FORMAT, source.kind, source.identity, tokenizer.fingerprint]
@@ -58,7 +67,7 @@ def prepare(data: DataConfig) -> Path:
       folder.parent.mkdir(parents=True, exist_ok=True)
       with _lock(folder):
         if not _complete(folder):
-          _build(data, source, tokenizer, folder)
+          _build(data, source, tokenizer, folder, processes)
     except (OSError, EOFError) as error:  # EOF: a .gz cut short
       raise errors.ConfigError(
         f'data: cannot prepare {data.source} in {folder.parent} ({error})'
@@ -97,22 +106,27 @@ def _lock(folder: Path) -> Iterator[None]:
 
 def _build(
   data: DataConfig,
-  source: sources.JsonLines | sources.Synthetic,
-  tokenizer: tokenizer_lib.Tokenizer,
+  source: sources.Source,
+  tokenizer: tokenizer_lib.Tokenizer | foreign.Foreign,
   folder: Path,
+  processes: int | None,
 ) -> None:
+  made = folder.with_name(f'.{folder.name}.shards')
   for left in folder.parent.glob(f'.{folder.name}.*'):  # by a killed process
-    shutil.rmtree(left)
+    if left != made:
+      shutil.rmtree(left)
   # A name of its own as well, for file systems where the lock does nothing.
   partial = Path(tempfile.mkdtemp(prefix=f'.{folder.name}.', dir=folder.parent))
   try:
     with _progress(data.source, 2 * source.size) as progress:
+      encoded = _encode(data, source, tokenizer, made, processes, progress)
       builder = builder_lib.Documents(
         data_dir=partial,
-        source=source,
+        shards=encoded,
+        parts=source.parts,
         tokenizer=tokenizer,
         heldout_percent=data.heldout_percent,
-        progress=progress,
+        progress=lambda position: progress(source.size + position),
       )
       _write(builder)
     manifest = {
@@ -141,8 +155,49 @@ def _build(
     except OSError:
       if not _complete(folder):  # else another process was faster: same files
         raise
+    shutil.rmtree(made, ignore_errors=True)
+  except errors.ConfigError:  # the text has to change, and with it the shards
+    shutil.rmtree(made, ignore_errors=True)
+    raise
   finally:
     shutil.rmtree(partial, ignore_errors=True)
+
+
+class _Files:
+  """Shards of files, from the first to the last as often as wanted."""
+
+  def __init__(self, paths: list[Path]):
+    self._paths = paths
+
+  def __iter__(self) -> Iterator[shards.Shard]:
+    return map(shards.read, self._paths)
+
+
+def _encode(
+  data: DataConfig,
+  source: sources.Source,
+  tokenizer: tokenizer_lib.Tokenizer | foreign.Foreign,
+  folder: Path,
+  processes: int | None,
+  progress: Callable[[int], None],
+) -> Iterable[shards.Shard]:
+  """All documents; by way of files in `folder` if they fill more than one."""
+  pieces = shards.cut(source.documents())
+  first = list(itertools.islice(pieces, 2))
+  if len(first) < 2:
+    return [shards.encode(texts, tokenizer) for texts in first]
+  paths, new = workers.make_all(
+    itertools.chain(first, pieces),
+    folder,
+    tokenizer,
+    data.tokenizer,
+    processes or workers.default_processes(),
+    progress,
+  )
+  if new < len(paths):
+    found = f'{len(paths) - new} of {len(paths)} shards were there'
+    print(found, file=sys.stderr, flush=True)
+  return _Files(paths)
 
 
 def _write(builder: builder_lib.Documents) -> None:

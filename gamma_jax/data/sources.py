@@ -6,11 +6,13 @@ in a fixed order.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import glob
 import gzip
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,7 +26,11 @@ from gamma_jax.data.hub import Document
 KINDS = (
   'sample, synthetic or jsonl:/path/*.jsonl, text:/path/*/*.txt,'
   ' parquet:/path/*.parquet[:COLUMN], hf:NAME[,config=..,split=..,column=..],'
-  ' tfds:NAME[,split=..,column=..,data_dir=..]'
+  ' tfds:NAME[,split=..,column=..,data_dir=..], or several joined by +'
+)
+# A '+' in a path is a '+', unless a kind follows it.
+_JOINT = re.compile(
+  r'\+(?=(?:jsonl|text|parquet|hf|tfds):|(?:sample|synthetic)(?:\+|$))'
 )
 
 
@@ -101,14 +107,59 @@ class Synthetic:
       yield Document(part, self.tokenizer.decode(ids), i + 1)
 
 
-def open_source(
-  source: str, tokenizer: tokenizer_lib.Tokenizer
-) -> hub.Files | hub.HuggingFace | hub.Tfds | Synthetic:
+@dataclasses.dataclass(frozen=True)
+class Several:
+  """Sources one after another, so that a mixture can weigh their parts.
+
+  Parts keep their names; a name that two sources have is '1:name', '2:name'.
+  """
+
+  sources: tuple[Source, ...]
+  kind: str = 'several'
+
+  @property
+  def parts(self) -> tuple[str, ...]:
+    return tuple(name for names in self._names() for name in names.values())
+
+  @property
+  def size(self) -> int:
+    return sum(source.size for source in self.sources)
+
+  @property
+  def identity(self) -> list:
+    return [[source.kind, source.identity] for source in self.sources]
+
+  def documents(self) -> Iterator[Document]:
+    """Raises what the documents of one of them raise."""
+    before = 0
+    for source, names in zip(self.sources, self._names(), strict=True):
+      for part, text, position in source.documents():
+        yield Document(names[part], text, before + position)
+      before += source.size
+
+  def _names(self) -> list[dict[str, str]]:
+    """{part: its name here} of each source."""
+    times = collections.Counter(p for s in self.sources for p in s.parts)
+    return [
+      {p: p if times[p] == 1 else f'{number}:{p}' for p in source.parts}
+      for number, source in enumerate(self.sources, 1)
+    ]
+
+
+Source = hub.Files | hub.HuggingFace | hub.Tfds | Synthetic | Several
+
+
+def open_source(source: str, tokenizer: tokenizer_lib.Tokenizer) -> Source:
   """Returns the source that `data.source` names.
 
   Raises:
     ConfigError: unknown kind or option, or no file there.
   """
+  one, *more = (_open(name, tokenizer) for name in _JOINT.split(source))
+  return Several((one, *more)) if more else one
+
+
+def _open(source: str, tokenizer: tokenizer_lib.Tokenizer) -> Source:
   kind, _, pattern = source.partition(':')
   if source == anchor.SOURCE:
     raise errors.ConfigError(
