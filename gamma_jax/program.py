@@ -74,7 +74,7 @@ class Program:
 
   def in_mesh(self, fn: Callable) -> Callable:
     """`fn` traced and run under the mesh and the logical axis rules."""
-    return _in_mesh(self.mesh, fn)
+    return in_mesh(self.mesh, fn)
 
   def put_batch(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
     """A global batch, the same in every process -> its rows on the devices."""
@@ -128,7 +128,9 @@ def build(
   return _build(config, tuple(devices or jax.devices()))
 
 
-def _in_mesh(mesh: jax.sharding.Mesh, fn: Callable) -> Callable:
+def in_mesh(mesh: jax.sharding.Mesh, fn: Callable) -> Callable:
+  """`fn` traced and run under `mesh` and the logical axis rules."""
+
   @functools.wraps(fn)
   def wrapped(*args):
     with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.RULES):
@@ -166,11 +168,11 @@ def _build(config: Config, devices: tuple[jax.Device, ...]) -> Program:
   return Program(
     config=config,
     mesh=mesh,
-    step=_in_mesh(mesh, step),
-    evaluate=_in_mesh(mesh, evaluate),
-    answers=_in_mesh(mesh, answers),
-    prefill=_in_mesh(mesh, prefill),
-    extend=_in_mesh(mesh, extend),
+    step=in_mesh(mesh, step),
+    evaluate=in_mesh(mesh, evaluate),
+    answers=in_mesh(mesh, answers),
+    prefill=in_mesh(mesh, prefill),
+    extend=in_mesh(mesh, extend),
     abstract_state=jax.tree.map(
       lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
       meta.unbox(boxed),

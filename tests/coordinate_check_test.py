@@ -31,6 +31,7 @@ def test_the_real_model_passes_and_everything_is_written(tmp_path, capsys):
     assert len(list(csv.DictReader(file))) == 3 * 4 * 3
 
 
+@pytest.mark.slow
 def test_bfloat16_computation_and_parameters_pass_too():
   assert not failed(check('--mlps', 'gelu', *BF16))
 
@@ -84,6 +85,7 @@ def test_fit_states_a_95_percent_interval():
   )
 
 
+@pytest.mark.slow
 def test_after_an_update_the_ratio_is_lr_over_std():
   args = coordinate_check.parse(['--workdir=unused', '--quick', '--lr=1e-4'])
   config = coordinate_check.cell(args, 64, 'gelu', 1.0, 0)

@@ -97,7 +97,7 @@ def test_splash_over_devices_stays_where_its_rows_and_heads_are():
   args = [jax.device_put(x, heads) for x in inputs()]
   ids = jax.device_put(packed(), sharding.batch_sharding(mesh))
   one_program = jax.jit(fn, out_shardings=(heads,) * 4)
-  run = program.Program(None, mesh, None, None, None, {}).in_mesh
+  run = functools.partial(program.in_mesh, mesh)
   compiled = run(one_program.lower)(*args, ids).compile()
   # Sums over mesh axes of one device are left: no group has two.
   groups = re.findall(r'replica_groups=(\S+?),? ', compiled.as_text())

@@ -283,6 +283,7 @@ def test_how_it_is_computed_changes_no_gradient_and_no_report(change):
   close(other_sums, sums)
 
 
+@pytest.mark.slow
 def test_accumulation_weighs_tokens():
   # z-loss and load are sums: exactly those of the whole batch.
   linear = replaced(moe={'load_balance': 0.0})
@@ -294,6 +295,7 @@ def test_accumulation_weighs_tokens():
   close(split_sums.moe.z_sum, sums.moe.z_sum)
 
 
+@pytest.mark.slow
 def test_balance_of_parts_is_weighted_by_their_tokens():
   batch = rows()
   grads, sums = gradient(replaced(train={'accumulation': 2}), params(), batch)

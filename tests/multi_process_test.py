@@ -37,6 +37,7 @@ def get_config(arg=None):
   config.eval.update(documents=4, batch_size=8)
   config.checkpoint.update(every=3, keep=4)
   config.mesh.update(data=1, fsdp=-1)
+  config.log.mechanics = 0  # compiles in every process
   return config
 
 def sweep(add):

@@ -65,7 +65,9 @@ def assert_close(a, b, rtol):
     np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol * np.abs(x).max())
 
 
-@pytest.mark.parametrize('accumulation', [2, 4])
+@pytest.mark.parametrize(
+  'accumulation', [2, pytest.param(4, marks=pytest.mark.slow)]
+)
 def test_accumulation_weighs_tokens_not_micro_batches(accumulation):
   batch = train_step.split_labels(rows(lengths=[3, 17, 5, 2, 17, 9, 4, 3]))
   h = train_step.hyper(CONFIG)

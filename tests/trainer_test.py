@@ -16,6 +16,7 @@ from gamma_jax.config import (
   DataConfig,
   EvalConfig,
   InitConfig,
+  LogConfig,
   MeshConfig,
   ModelConfig,
   OptConfig,
@@ -37,6 +38,7 @@ def config(tmp_path_factory):
     data=DataConfig(dir=str(tmp_path_factory.mktemp('data'))),
     eval=EvalConfig(documents=8),
     checkpoint=CheckpointConfig(every=10),
+    log=LogConfig(mechanics=0),  # mechanics_test.py
     mesh=MeshConfig(data=8),
   )
 
