@@ -78,7 +78,8 @@ def plot(groups: dict[str, list[results.Arm]], path: Path) -> None:
   columns = min(3, len(groups))
   rows = -(-len(groups) // columns)
   with matplotlib.rc_context(report_style.STYLE):
-    figure = Figure((3.6 * columns, 2.8 * rows), layout='constrained', dpi=150)
+    size = (max(5.0, 3.6 * columns), 0.6 + 2.8 * rows)  # the legend is wide
+    figure = Figure(size, layout='constrained', dpi=150)
     backend_agg.FigureCanvasAgg(figure)
     panels = figure.subplots(rows, columns, squeeze=False, sharey=True).flat
     for number, (title, arms) in enumerate(groups.items()):
@@ -90,7 +91,7 @@ def plot(groups: dict[str, list[results.Arm]], path: Path) -> None:
       *panels[0].get_legend_handles_labels(),
       loc='outside upper center', ncols=4, frameon=False,
     )  # fmt: skip
-    figure.supylabel('share of answers on the unseen pair', fontsize=9)
+    figure.supylabel('share of answers, unseen pair', fontsize=9)
     figure.savefig(path)
 
 

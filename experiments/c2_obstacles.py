@@ -20,15 +20,15 @@ CLAIM = claim.Claim(
     'and a gate than with eps 1e-3 and none, by more than its 95 % interval.'
   ),
   command=(
-    'python -m gamma_jax.main --config=configs/obstacles.py '
+    'python -m gamma_jax.main --config=configs/obstacles.py:steps=200 '
     '--workdir=runs/obstacles'
   ),
-  minutes=15,
+  minutes=10,
 )
 CARE = (
   'At D = 24 and 48 the usual 1e-5 takes 1 % of the scale at most, so 1e-3 '
   'stands in for it (what 1e-5 is at D = 512). Two sizes cannot show a trend '
-  'in size. 300 updates, one learning rate for all arms.'
+  'in size. 200 updates, one learning rate for all arms.'
 )
 
 

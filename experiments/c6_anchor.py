@@ -25,10 +25,11 @@ CLAIM = claim.Claim(
     'answers, paired by seed, lies below that of gamma = 0.5.'
   ),
   command=(
-    'python -m gamma_jax.main --config=configs/anchor.py:mlp=gelu,layers=2 '
-    '--workdir=runs/anchor'
+    'python -m gamma_jax.main --workdir=runs/anchor '
+    '--config=configs/anchor.py:mlp=gelu,layers=2,wd=0.01,steps=1200 && '
+    'python -m experiments.anchor_plot runs/anchor'
   ),
-  minutes=40,
+  minutes=8,
 )
 CARE = (
   'Models of two layers and width 64, rows drawn fresh at every step. Seeds '
