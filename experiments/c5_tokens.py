@@ -68,6 +68,7 @@ def plot(gain: np.ndarray, path: Path) -> None:
     for line in gain:
       ax.plot(x, line, color='#0072b2', lw=0.7, alpha=0.6)
     ax.plot(x, gain.mean(0), color='#0072b2', lw=2)
+    ax.set_xticks([1, 5, 10, 15, 20])
     ax.set_xlabel('bin of difficulty, 1 the easiest (mean NLL of both arms)')
     ax.set_ylabel('NLL(0.5) - NLL(1), nats per token')
     ax.set_title('Gain of gamma = 1; thin: each seed')

@@ -87,9 +87,10 @@ def analyse(cells: Sequence[Path], out: Path) -> list[dict]:
   """Writes the files of `out`; returns the rows of the table.
 
   Raises:
-    ConfigError: a folder is no cell, has no checkpoint, or plots are not
-      installed.
+    ConfigError: a folder is no cell or has no checkpoint, `out` holds
+      something, or plots are not installed.
   """
+  files.check_empty(out)
   try:
     from gamma_jax import condense_plot
   except ImportError as error:

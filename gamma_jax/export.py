@@ -46,8 +46,7 @@ def write(model: trained.Trained, out: pathlib.Path) -> str:
   save_file = _numpy_safetensors().save_file
   config = model.config
   name = hf_layout.architecture(config.model)
-  if out.exists() and any(out.iterdir()):
-    raise errors.ConfigError(f'{out} is not empty; give another --out')
+  files.check_empty(out)
   tokenizer = tokenizer_lib.load_tokenizer(config.data.tokenizer)
   if not isinstance(tokenizer, tokenizer_lib.Tokenizer):
     raise errors.ConfigError(

@@ -13,7 +13,15 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from gamma_jax.errors import ConfigError
+
 _NON_FINITE = {'NaN': math.nan, 'Infinity': math.inf, '-Infinity': -math.inf}
+
+
+def check_empty(out: Path) -> None:
+  """Raises ConfigError if there is something to lose in `out`."""
+  if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    raise ConfigError(f'--out={out} is not an empty folder; choose another')
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:

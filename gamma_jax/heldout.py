@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gamma_jax import answers, evaluate, population
+from gamma_jax import anchor_shares, evaluate, population
 from gamma_jax.config import Config
 from gamma_jax.data import anchor, pipeline, tokenizer
 from gamma_jax.errors import ConfigError
@@ -62,4 +62,4 @@ def _anchor(config, engine, state) -> list[dict[str, float]]:
     which = np.where(which < count, which, start)
     parts.append(engine.answers(state, {k: v[which] for k, v in asked.items()}))
   log_p = np.concatenate(parts, axis=1)[:, :count]
-  return [answers.summarize(member, rows) for member in log_p]
+  return [anchor_shares.summarize(member, rows) for member in log_p]

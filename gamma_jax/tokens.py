@@ -72,7 +72,7 @@ def compare(
     ConfigError: the cells cannot be compared, or `out` holds something.
     ValueError: an NLL is not finite.
   """
-  check_empty(out)
+  files.check_empty(out)
   check_comparable(a.config, b.config)
   tokenizer = tokenizer_lib.load_tokenizer(a.config.data.tokenizer)
   sources = pipeline.heldout_sources(a.config.data)
@@ -95,12 +95,6 @@ def compare(
   )
   files.write_text(out / 'index.html', page)
   return gap
-
-
-def check_empty(out: Path) -> None:
-  """Raises ConfigError if there is something to lose in `out`."""
-  if out.exists() and (not out.is_dir() or any(out.iterdir())):
-    raise ConfigError(f'--out={out} is not an empty folder; choose another')
 
 
 def check_comparable(a: Config, b: Config) -> None:
@@ -239,7 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       raise ConfigError(f'--bins={args.bins} is not in [1, {MOST_BINS}]')
     if args.documents < 0:
       raise ConfigError(f'--documents={args.documents} is below 0')
-    check_empty(args.out)
+    files.check_empty(args.out)
     config = trained.read_config(args.a)
     check_comparable(config, trained.read_config(args.b))
     platforms.cache_compiles(config.compile_cache)

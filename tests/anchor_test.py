@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gamma_jax import (
-  answers,
+  anchor_shares,
   configure,
   findings,
   flops,
@@ -174,7 +174,7 @@ def predictor(token, p=0.9):
 
 def test_one_that_composes():
   rows = anchor.heldout_rows()
-  got = answers.summarize(
+  got = anchor_shares.summarize(
     predictor(anchor.composed(rows.key, rows.pair), 0.75), rows
   )
   assert got['heldout/accuracy'] == 1 and got['heldout/accuracy/forced'] == 0
@@ -195,7 +195,7 @@ def test_one_that_remembers_some_and_guesses_some():
   mirror = np.flatnonzero((rows.pair == (4, 3)).all(axis=1))
   token[mirror[:2]] = rows.key[mirror[:2]] - 6
   token[mirror[2]] = 111
-  got = answers.summarize(predictor(token), rows)
+  got = anchor_shares.summarize(predictor(token), rows)
   assert got['heldout/accuracy'] == got['heldout/accuracy/forced'] == 1
   shares = {k: v for k, v in got.items() if k.startswith('heldout/mirror/')}
   assert shares == pytest.approx(
@@ -212,7 +212,7 @@ def test_one_that_remembers_some_and_guesses_some():
 
 def test_a_group_without_rows_has_no_metrics():
   rows = anchor.heldout_rows(1)  # of pair (1, 1)
-  got = answers.summarize(predictor(rows.key), rows)
+  got = anchor_shares.summarize(predictor(rows.key), rows)
   assert set(got) == {'heldout/loss', 'heldout/accuracy', 'heldout/tokens'}
 
 

@@ -157,5 +157,5 @@ def test_a_folder_in_use_is_refused(tmp_path, capsys):
   pytest.importorskip('safetensors')
   assert export.main([str(tmp_path), '--out', str(tmp_path / 'x')]) == 2
   assert 'no config.json' in capsys.readouterr().err
-  with pytest.raises(ValueError, match='is not empty'):
+  with pytest.raises(ValueError, match='not an empty folder'):
     exported({}, exported({}, tmp_path / 'y')[1])

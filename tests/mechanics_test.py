@@ -182,6 +182,8 @@ def test_checkpoints_alone_tell_the_same(config, cell, tmp_path):
   assert (row['d_out'], row['d_in'], row['expert']) == ('16', '32', '')
   pictures = {path.name for path in tmp_path.glob('*.png')}
   assert pictures == {'trajectories.png', 'cosines-1.png'}
+  # What is there is not written over.
+  assert condense.main([str(cell), f'--out={tmp_path}']) == 2
 
 
 def test_condense_says_what_is_no_cell(tmp_path, capsys):
