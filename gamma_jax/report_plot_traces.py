@@ -76,6 +76,16 @@ _SAID = {
   ),
 }
 
+# Panels of the figure of sinks -> axis.
+_SINK_UNITS = {
+  'share': 'attention on the first token',
+  'entropy': 'entropy (nats)',
+  'entropy_share': 'entropy / ln(visible keys)',
+  'gate_mean': 'mean gate',
+  'gate_closed': 'share of gates below 0.1',
+  'max_activation': 'largest |x| / RMS(x)',
+}
+
 Curve = tuple[np.ndarray, np.ndarray]  # steps, values
 Traces = Mapping[str, Mapping[str, Curve]]  # figure -> panel -> curve
 
@@ -160,7 +170,7 @@ def _panels(
       step_axis(ax)
     else:
       token_axis(ax)
-    ax.set_ylabel(unit)
+    ax.set_ylabel(_SINK_UNITS.get(panel, unit) if name == 'sink' else unit)
     ax.set_title(panel)
   where = f', {words(setting)}' if setting else ''
   file = file_name(stem, setting)
