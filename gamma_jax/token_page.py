@@ -238,7 +238,9 @@ def _chart(
     return left + (i + 0.5) / len(bins) * (width - left - 10)
 
   marks = [_line(left, y(0), width - 10, y(0), '#888')]
-  for value in dict.fromkeys((low, 0.0, high)):
+  # An end next to 0 would be written over it.
+  apart = [end for end in (low, high) if abs(end) > 0.06 * span]
+  for value in (0.0, *apart):
     marks.append(_label(left - 6, y(value) + 4, f'{value:+.3g}', 'end'))
   for i, e in enumerate(points):
     marks.append(f'<circle cx="{x(i):.1f}" cy="{y(e.mean):.1f}" r="3.2"/>')

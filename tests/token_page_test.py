@@ -1,6 +1,7 @@
 """The page shows every token as it is, and nothing that is in a text runs."""
 
 import html.parser
+import re
 
 import numpy as np
 import pytest
@@ -128,3 +129,31 @@ def test_any_bytes_can_be_shown(pieces):
     assert bool(part) == bool(piece)  # every token can be seen
     assert Reader(part).tags <= {'i'}
     assert token_text.plain(piece).isprintable()
+
+
+@pytest.mark.parametrize(
+  ('gains', 'want'),
+  [
+    ([0.5, 0.2], ['+0', '+0.5']),
+    ([0.5, -0.3], ['+0', '-0.3', '+0.5']),
+    ([0.5, -0.001], ['+0', '+0.5']),  # -0.001 would lie on the 0
+  ],
+)
+def test_labels_of_the_axis_do_not_overlap(gains, want):
+  bins = [
+    token_gap.Bin(
+      low=i,
+      high=i + 1,
+      tokens=1,
+      documents=1,
+      nll_a=1.0,
+      nll_b=1.0,
+      gain=token_gap.Estimate(g, g, g),
+      delta_sym=token_gap.Estimate(g, g, g),
+      contribution=g,
+    )
+    for i, g in enumerate(gains)
+  ]
+  chart = token_page._chart('gain', bins, lambda one: one.gain)
+  labels = re.findall(r'text-anchor="end">([^<]+)<', chart)
+  assert labels == want
