@@ -34,17 +34,8 @@ def _arguments(arg):
   for name in arguments['mlp']:
     common.choice('mlp', name, MLPS)
   for key, kind in (('layers', int), ('wd', float), ('gamma', float)):
-    arguments[key] = _numbers(key, arguments[key], kind)
+    arguments[key] = common.numbers(key, arguments[key], kind)
   return arguments
-
-
-def _numbers(key, words, kind):
-  try:
-    return [kind(word) for word in words]
-  except ValueError:
-    raise ValueError(
-      f'config argument {key}={"+".join(words)} must be numbers: a+b'
-    ) from None
 
 
 def get_config(arg=None):

@@ -39,6 +39,16 @@ def choice(key, value, allowed):
   return value
 
 
+def numbers(key, words, kind=float):
+  """The words of `a+b` as numbers of a kind; ValueError where one is none."""
+  try:
+    return [kind(word) for word in words]
+  except ValueError:
+    raise ValueError(
+      f'config argument {key}={"+".join(words)} must be numbers: a+b'
+    ) from None
+
+
 def _value(key, text, default):
   kind = type(default)
   if kind is bool:

@@ -13,6 +13,7 @@ from ml_collections import config_dict
 from configs import (
   anchor,
   base,
+  bilingual_10m,
   common,
   moe,
   obstacles,
@@ -28,6 +29,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 MODULES = (
   anchor,
   base,
+  bilingual_10m,
   moe,
   obstacles,
   sweep_tiny,
@@ -302,6 +304,40 @@ def test_ladder_grid():
     assert len({configure.program_key(c) for c in rung}) == 1
     size = flops.parameters(rung[0].model).non_embedding
     assert re.search(rf'^  {name} +{size:,}$', sweep_ladder.__doc__, re.M)
+
+
+def test_ladder_tunes_the_learning_rate():
+  arg = 'sizes=m,gammas=0.5+1.0,lr=0.001+0.004,seeds=2,tokenizer=bpe4k'
+  cells = expanded(sweep_ladder, arg)
+  arm = 'size=m,gamma={},lr={},seed={}'
+  assert [c.id for c in cells] == [
+    arm.format(gamma, rate, seed)
+    for gamma in (0.5, 1.0)
+    for rate in (0.001, 0.004)
+    for seed in range(2)
+  ]
+  assert [c.config.opt.lr for c in cells[:4]] == [0.001, 0.001, 0.004, 0.004]
+  assert {c.config.model.V for c in cells} == {4096}
+  assert {c.config.data.tokenizer for c in cells} == {'bpe4k'}
+  # One rate is the config's, not a part of every name.
+  (cell,) = expanded(sweep_ladder, 'sizes=s,gammas=1.0,lr=0.004,seeds=1')
+  assert cell.config.opt.lr == 0.004
+  assert 'opt.lr' not in cell.overrides
+  for bad, message in (
+    ('lr=fast', 'lr=fast must be numbers'),
+    ('tokenizer=bpe', 'tokenizer=bpe must be one of bytes, bpe4k'),
+  ):
+    with pytest.raises(ValueError, match=message):
+      sweep_ladder.get_config(bad)
+
+
+def test_the_10m_model_has_as_many_parameters_as_its_header_says():
+  (cell,) = expanded(bilingual_10m, 'steps=70')
+  counts = flops.parameters(cell.config.model)
+  total, rest = counts.total / 1e6, counts.non_embedding / 1e6
+  assert f'{total:.1f} M parameters, {rest:.1f} M' in bilingual_10m.__doc__
+  assert cell.config.train.steps == 70
+  assert cell.config.data.source.endswith('offline-bi/*.jsonl')
 
 
 def test_large_grid():
