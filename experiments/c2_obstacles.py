@@ -73,14 +73,13 @@ def main() -> None:
         both.append(d)
   claim.record(
     CLAIM,
-    workdir,
+    [workdir],
     out,
     found='\n'.join(
       [*lines, '', 'Against eps 1e-3 without a gate:', '', *added]
     ),
     words=claim.verdict(both, 1),
     care=CARE,
-    pictures=[],
   )
 
 

@@ -55,12 +55,12 @@ def main() -> None:
   lines[2:] = sorted(lines[2:])
   claim.record(
     CLAIM,
-    workdir,
+    [workdir],
     out,
     found='\n'.join(lines),
     words=claim.verdict(differences, -1),
     care=CARE,
-    pictures=[workdir / 'report' / 'loss.png'],
+    pictures=['loss.png'],
   )
 
 

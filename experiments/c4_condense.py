@@ -117,40 +117,47 @@ def by_kind(workdir: Path, size: str) -> list[str]:
 
 def main() -> None:
   """Compares the dips of gamma 1 and 0.5, and asks for a rise after them."""
-  workdir, out = claim.parse(CLAIM, __doc__)
-  claim.rows(workdir)
-  found = dips(workdir)
-  deeper, rises = [], []
-  for size in dict.fromkeys(size for size, _ in found):
-    small, usual = found[size, 1.0], found[size, 0.5]
-    seeds = sorted(small)
-    deeper.append(
-      paired.paired_difference(
-        [np.log(usual[s][1]) for s in seeds],
-        [np.log(small[s][1]) for s in seeds],
-      )
-    )
-    rises.append(
-      paired.paired_difference(
-        [0.0] * len(seeds), [np.log(small[s][2] / small[s][1]) for s in seeds]
-      )
-    )
+  workdirs, out = claim.parse_sweeps(CLAIM, __doc__)
+  lines, deeper, rises = [], [], []
+  for workdir in workdirs:
+    claim.rows(workdir)
+    found = dips(workdir)
+    lines += [f'{workdir.name}:', '', *table(found), '']
+    for size in dict.fromkeys(size for size, _ in found):
+      small, usual = found[size, 1.0], found[size, 0.5]
+      deeper.append(_logs(small, usual, lambda cell: cell[1]))
+      rises.append(_logs(small, None, lambda cell: cell[2] / cell[1]))
+    lines += [*by_kind(workdir, list(found)[-1][0]), '']
   words = (
     f'a deeper dip: {claim.verdict(deeper, -1)}; a rise after it: '
     f'{claim.verdict(rises, 1)}'
   )
-  names = ('stable_rank', 'mean_abs_cosine')
-  pictures = [
-    p for n in names for p in sorted((workdir / 'report').glob(f'{n}*.png'))
-  ]
+  # Pictures have one name in all sweeps of one set of sizes only.
+  reports = [workdir / 'report' for workdir in workdirs]
+  pictures = {
+    p.name
+    for name in ('stable_rank', 'mean_abs_cosine')
+    for p in reports[0].glob(f'{name}*.png')
+  }
   claim.record(
     CLAIM,
-    workdir,
+    workdirs,
     out,
-    found='\n'.join([*table(found), '', *by_kind(workdir, list(found)[-1][0])]),
+    found='\n'.join(lines),
     words=words,
     care=CARE,
-    pictures=pictures,
+    pictures=sorted(
+      name for name in pictures if all((r / name).exists() for r in reports)
+    ),
+  )
+
+
+def _logs(small, usual, number) -> paired.PairedDifference:
+  """log of a number of each seed, at gamma = 1 minus at 0.5 (None: minus 0)."""
+  seeds = sorted(small)
+  return paired.paired_difference(
+    [np.log(number(usual[s])) if usual else 0.0 for s in seeds],
+    [np.log(number(small[s])) for s in seeds],
   )
 
 

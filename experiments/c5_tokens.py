@@ -102,7 +102,7 @@ def main() -> None:
     f'the hardest: {claim.verdict(tests[1:], 1)}'
   )
   found = '\n'.join([*lines, '', '![gain](gain_by_difficulty.png)'])
-  claim.record(CLAIM, workdir, out, found=found, words=words, care=CARE)
+  claim.record(CLAIM, [workdir], out, found=found, words=words, care=CARE)
 
 
 if __name__ == '__main__':

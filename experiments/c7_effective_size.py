@@ -46,10 +46,10 @@ def main() -> None:
       elif high <= 1:
         words = claim.CONTRADICTED
   notes = '\n'.join(report_tables.size_notes(found))
-  pictures = sorted((workdir / 'report').glob('size*.png'))
+  pictures = sorted(p.name for p in (workdir / 'report').glob('size*.png'))
   claim.record(
     CLAIM,
-    workdir,
+    [workdir],
     out,
     found=report.as_markdown(report_tables.sized(found)) + '\n' + notes,
     words=words,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -77,57 +78,95 @@ def rows(workdir: Path) -> list[dict]:
 
 def parse(claim: Claim, description: str | None) -> tuple[Path, Path]:
   """(folder of the sweep, folder of the record) from the command line."""
+  (workdir,), out = _parse(claim, description, 1)
+  return workdir, out
+
+
+def parse_sweeps(
+  claim: Claim, description: str | None
+) -> tuple[list[Path], Path]:
+  """(folders of one or more sweeps, folder of the record).
+
+  Raises:
+    ConfigError: two folders of one name, which the record could not tell apart.
+  """
+  workdirs, out = _parse(claim, description, '+')
+  if len({workdir.name for workdir in workdirs}) < len(workdirs):
+    raise errors.ConfigError('two sweeps have a folder of the same name')
+  return workdirs, out
+
+
+def _parse(claim, description, count):
   parser = argparse.ArgumentParser(
     description=description,
     formatter_class=argparse.RawDescriptionHelpFormatter,
     epilog=f'The sweep: {claim.command} (about {claim.minutes} minutes)',
   )
-  parser.add_argument('workdir', type=Path, help='of the finished sweep')
+  parser.add_argument(
+    'workdirs', type=Path, nargs=count, help='of finished sweeps'
+  )
   parser.add_argument('--out', type=Path, required=True, help='of the record')
   args = parser.parse_args()
-  return args.workdir, args.out
+  return [path.resolve() for path in args.workdirs], args.out
+
+
+def _commands(claim: Claim, workdirs: Sequence[Path]) -> list[str]:
+  """How to make the sweeps again: of several, each as it was called."""
+  if len(workdirs) == 1:
+    return [
+      f'**Command.** `{claim.command}` (about {claim.minutes} minutes on two '
+      'quiet cores); code, versions and devices are in run.json.\n'
+    ]
+  lines = ['**Commands.** Code, versions and devices are in run.json.\n']
+  for workdir in workdirs:
+    first = results.collect(workdir)[0].folder / 'run.json'
+    _, *arguments = files.read_json(first)['attempts'][0]['command']
+    lines.append(f'- {workdir.name}: `python {shlex.join(arguments)}`')
+  return [*lines, '']
 
 
 def record(
   claim: Claim,
-  workdir: Path,
+  workdirs: Sequence[Path],
   out: Path,
   *,
   found: str,
   words: str,
   care: str,
-  pictures: Sequence[Path] = (),
+  pictures: Sequence[str] = (),
 ) -> None:
-  """Writes README.md, results.csv, run.json and pictures of a record.
+  """Writes README.md and, for each sweep, results.csv, run.json and pictures.
 
   Args:
     claim: what was asked.
-    workdir: of the sweep.
+    workdirs: of the sweeps; with more than one, files are named for them.
     out: of the record.
     found: the table, in Markdown.
     words: the verdict.
     care: what to keep in mind, and what was tried.
-    pictures: files to copy.
+    pictures: files to copy from the report of each sweep.
   """
   out.mkdir(parents=True, exist_ok=True)
-  images = []
-  for picture in pictures:
-    shutil.copy(picture, out / picture.name)
-    images.append(f'![{claim.title}]({picture.name})\n')
-  shutil.copy(workdir / 'results.csv', out / 'results.csv')
-  cell = results.collect(workdir)[0]
-  shutil.copy(cell.folder / 'run.json', out / 'run.json')
+  images, links = [], []
+  for workdir in workdirs:
+    stem = f'{workdir.name}-' if len(workdirs) > 1 else ''
+    cell = results.collect(workdir)[0]
+    for name in pictures:
+      shutil.copy(workdir / 'report' / name, out / f'{stem}{name}')
+      images.append(f'![{claim.title}]({stem}{name})\n')
+    for path in (workdir / 'results.csv', cell.folder / 'run.json'):
+      shutil.copy(path, out / f'{stem}{path.name}')
+      links.append(f'[{stem}{path.name}]({stem}{path.name})')
   text = [
     f'# {claim.title}\n',
     f'**Claim.** {claim.claim}\n',
     f'**What would refute it.** {claim.refuted_by}\n',
-    f'**Command.** `{claim.command}` (about {claim.minutes} minutes on two '
-    'quiet cores); code, versions and devices are in run.json.\n',
+    *_commands(claim, workdirs),
     f'**Verdict: {words}.**\n',
     found.rstrip() + '\n',
     *images,
     f'**Read with care.** {care}\n',
-    '[results.csv](results.csv) · [run.json](run.json)\n',
+    ' · '.join(links) + '\n',
   ]
   files.write_text(out / 'README.md', '\n'.join(text))
   print(f'{claim.title}: {words}\n{found}\n{out}')

@@ -118,3 +118,58 @@ def test_a_cell_without_mechanics_is_named(tmp_path):
   files.write_text(tmp_path / 'metrics.jsonl', '{"step": 1, "train/loss": 1}\n')
   with pytest.raises(ValueError, match='has no mechanics'):
     c4_condense.trajectory(tmp_path)
+
+
+RATES = (1e-3, 2e-3, 4e-3, 8e-3)
+
+
+@pytest.fixture(scope='module')
+def tuned(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('sweep') / 'tuned'
+  grid = [
+    {'size': '16M', 'init.gamma': gamma, 'opt.lr': rate}
+    for gamma in (0.5, 1.0)
+    for rate in RATES
+  ]
+  fake_sweep.write(folder, grid, steps=2)
+  report.write_report(folder)
+  return folder
+
+
+def test_each_arm_of_c1_is_taken_at_its_own_rate(tuned):
+  (line,), (difference,) = c1_loss.compared(tuned)
+  assert line.startswith('| tuned | size=16M | 0.002, 0.004 |')
+  losses = [
+    [
+      fake_sweep.loss(
+        {'size': '16M', 'init.gamma': gamma, 'opt.lr': rate, 'seed': seed}
+      )
+      for seed in range(3)
+    ]
+    for gamma, rate in ((0.5, 2e-3), (1.0, 4e-3))
+  ]
+  assert difference == paired_difference(*losses)
+
+
+def test_a_record_of_two_sweeps_keeps_them_apart(
+  sweep, tuned, tmp_path, monkeypatch
+):
+  argv = ['script', str(sweep), str(tuned), f'--out={tmp_path}']
+  monkeypatch.setattr(sys, 'argv', argv)
+  c1_loss.main()
+  text = (tmp_path / 'README.md').read_text()
+  for folder in (sweep, tuned):
+    name = f'{folder.name}-results.csv'
+    got = (tmp_path / name).read_bytes()
+    assert got == (folder / 'results.csv').read_bytes()
+    assert f'[{name}]({name})' in text
+    assert f'- {folder.name}: `python -m gamma_jax.main' in text
+    assert f'![{c1_loss.CLAIM.title}]({folder.name}-loss.png)' in text
+    assert (tmp_path / f'{folder.name}-loss.png').exists()
+
+
+def test_two_sweeps_of_one_name_are_refused(tmp_path, monkeypatch):
+  argv = ['script', str(tmp_path / 'a/x'), str(tmp_path / 'b/x'), '--out=o']
+  monkeypatch.setattr(sys, 'argv', argv)
+  with pytest.raises(errors.ConfigError, match='the same name'):
+    claim.parse_sweeps(c1_loss.CLAIM, None)
