@@ -7,7 +7,8 @@ WORKDIR ?= runs/sweep_tiny
 VENV = .venv
 BIN = $(VENV)/bin
 
-.PHONY: sweep test test-slow test-examples test-plan test-export lint format clean
+.PHONY: sweep test test-slow test-examples test-plan test-plan-all \
+  test-export lint format clean
 
 sweep: $(VENV)/.report
 	$(BIN)/python -m gamma_jax.main --config=configs/sweep_tiny.py \
@@ -18,7 +19,7 @@ test: lint
 
 # Minutes rather than seconds: only the tests that `make test` leaves out.
 test-slow: $(VENV)/.dev $(VENV)/.notebooks
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m 'slow and not plan'
 
 # Audits models that we did not write; one of them needs older packages.
 test-examples:
@@ -27,9 +28,13 @@ test-examples:
 	.venv-examples/bin/python -m pytest tests/portable_examples_test.py
 
 # Compiles the train step for TPUs and GPUs that are not here: a large download.
-test-plan:
-	$(MAKE) VENV=.venv-plan .venv-plan/.dev .venv-plan/.plan
-	JAX_PLATFORMS=cpu .venv-plan/bin/python -m pytest -m plan -rs \
+# test-plan-all: every target, not one of each kind.
+test-plan: PLANS = plan and not slow
+test-plan-all: PLANS = plan
+test-plan test-plan-all:
+	$(MAKE) VENV=.venv-plan .venv-plan/.plan
+	.venv-plan/bin/python -m pip install --quiet pytest pytest-xdist
+	JAX_PLATFORMS=cpu .venv-plan/bin/python -m pytest -n auto -m '$(PLANS)' -rs \
 	  tests/ahead_of_time_test.py
 
 # Reads exports with torch and transformers, and runs the evaluation harness: a

@@ -7,7 +7,7 @@ TB = ['tensorboardX>=2.6.5']
 # rustbpe trains tokenizers; the others read files that other projects wrote.
 TOKENIZER = ['rustbpe>=0.1.0', 'sentencepiece>=0.2.3', 'tokenizers>=0.22']
 PARQUET = ['pyarrow>=26.0']
-HUB = ['datasets>=5.2']
+HUB = ['datasets>=5.0']  # the newest that transformers below 5 lets in
 # Compilers of chips that are not here, for --mode=plan with plan.target; JAX
 # names their versions. Large: 0.7 and 0.4 GB when installed.
 PLAN_TPU = ['jax[tpu]>=0.10.2']
@@ -80,6 +80,7 @@ setuptools.setup(
       *TB,
       *TOKENIZER,
       *PARQUET,
+      *HUB,
       *EXPORT,
       *EXAMPLES,
       *SLURM,

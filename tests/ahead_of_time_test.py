@@ -14,6 +14,8 @@ import pytest
 from gamma_jax import chips, files
 
 pytestmark = pytest.mark.plan
+SLOW = pytest.mark.slow  # a compile of half a minute and more, in test-plan-all
+OTHERS = ('v6e:8x8', 'v5p:4x4x4')
 GIB = 2**30
 # One cell of the ladder, whose grid does not let the batch be set by a flag.
 CONFIG = """
@@ -79,7 +81,9 @@ def planned(
 
 
 @TPU
-@pytest.mark.parametrize('target', ['v5e:8x8', 'v6e:8x8', 'v5p:4x4x4'])
+@pytest.mark.parametrize(
+  'target', ['v5e:8x8', *(pytest.param(t, marks=SLOW) for t in OTHERS)]
+)
 def test_tpu_step_fits(tmp_path, target):
   shape, _ = planned(tmp_path, target, 4, 64)
   assert 1 < shape['peak_bytes'] / GIB < 4.5
@@ -87,6 +91,7 @@ def test_tpu_step_fits(tmp_path, target):
 
 
 @TPU
+@SLOW
 def test_tpu_step_fits_with_the_kernel_of_tpus(tmp_path):
   shape, _ = planned(tmp_path, 'v5e:8x8', 4, 64, more=',attention=splash')
   assert 1 < shape['peak_bytes'] / GIB < 4.5
@@ -117,7 +122,8 @@ def test_tpu_compiler_refuses_what_is_too_large(tmp_path):
 
 @GPU
 @pytest.mark.parametrize(
-  ('target', 'chip_count', 'most'), [('h100:8', 8, 8.0), ('h100:64', 64, 5.5)]
+  ('target', 'chip_count', 'most'),
+  [('h100:8', 8, 8.0), pytest.param('h100:64', 64, 5.5, marks=SLOW)],
 )
 def test_gpu_step_fits(tmp_path, target, chip_count, most):
   shape, _ = planned(tmp_path, target, 4, chip_count)

@@ -1,5 +1,6 @@
 """Each kind of source gives the documents that were put there, and no other."""
 
+import json
 import time
 
 import numpy as np
@@ -93,6 +94,16 @@ def test_hub_reads_a_local_folder(parquet):
   found, documents = read(f'hf:{parquet},column=body')
   assert found.parts == (parquet.name,)
   assert [text for _, text in documents] == TEXTS
+
+
+@pytest.mark.filterwarnings('ignore')
+def test_hub_reads_a_list_of_paragraphs_as_one_text(tmp_path):
+  pytest.importorskip('datasets')
+  rows = [['first\n', 'second'], [], ['third']]
+  lines = ''.join(json.dumps({'text': row}) + '\n' for row in rows)
+  (tmp_path / 'x.jsonl').write_text(lines)
+  _, documents = read(f'hf:{tmp_path}')
+  assert [text for _, text in documents] == ['first\nsecond', 'third']
 
 
 class Letters(tfds.core.GeneratorBasedBuilder, skip_registration=True):

@@ -6,9 +6,10 @@ Names of real sets, with the field `text` (the default column) unless said:
 - FineWeb-Edu: hf:HuggingFaceFW/fineweb-edu,config=sample-10BT
 - C4: hf:allenai/c4,config=en (tfds:c4/en where a copy was prepared)
 - SkyPile: hf:Skywork/SkyPile-150B
-- ChineseWebText: hf:CASIA-LM/ChineseWebText
+- ChineseWebText: hf:CASIA-LM/ChineseWebText2.0 (the first edition, without the
+  2.0, has a list of paragraphs for a text, which is read as well)
 
-The last three are named from memory: their hubs could not be asked here.
+The names are those that public code loads; no hub could be asked here.
 """
 
 from __future__ import annotations
@@ -214,6 +215,8 @@ def folder_of(path: Path) -> str:
 def _document(
   part: str, text: object, column: str, position: int
 ) -> Iterator[Document]:
+  if isinstance(text, list) and all(isinstance(line, str) for line in text):
+    text = '\n'.join(line.rstrip('\n') for line in text)  # of paragraphs
   if isinstance(text, (str, bytes)):
     if text:
       yield Document(part, text, position)
