@@ -41,7 +41,7 @@ def get_config(arg=None):
   evaluation.every = 0  # updates between held-out evaluations; 0: at the end
   evaluation.batch_size = 16  # rows over all devices; changes no number
   evaluation.documents = 0  # first so many held-out documents; 0: all
-  evaluation.tasks = ''  # for --mode=eval: synth_cloze,hellaswag:FILE,...
+  evaluation.tasks = ''  # also scored then: synth_cloze,hellaswag:FILE,...
   evaluation.max_items = 0  # first so many of each task; 0: all
   evaluation.shots = 0  # first so many are shown, solved, before each prompt
   evaluation.new_tokens = 256  # most to generate; at most half of seq_len

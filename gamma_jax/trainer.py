@@ -66,6 +66,7 @@ class Run:
     self.config = one = configs[0]
     with distributed.together('reading the data'):
       heldout.check_vocabulary(one)
+      self._tasks = runner.load(one)
       self._streams = streams.Streams(configs)
     self.engine = _engine(configs, self._streams.member, method)
     self._checkpointer = checkpoint.Checkpointer(
@@ -162,10 +163,15 @@ class Run:
     self._checkpointer.save(self.step, self.state, self._streams, meta)
 
   def evaluate(self) -> list[dict[str, float]]:
-    """Held-out metrics of every member."""
+    """Held-out metrics of every member, and what it scores on the tasks."""
     out = heldout.evaluate_members(
       self.config, self.engine, self.state, len(self.members)
     )
+    for i, member in enumerate(self.members if self._tasks else ()):
+      weights = self.engine.weights(self.state, i)
+      program = self.engine.program
+      numbers, _ = runner.run(member.config, self._tasks, program, weights)
+      out[i] |= runner.rates(numbers)
     self._clock = time.monotonic()  # evaluation is no training time
     return out
 
@@ -315,6 +321,7 @@ def evaluate_cell(config: Config, cell: pathlib.Path) -> dict:
   engine = _engine([config], [0], 'single')
   if member is None:
     state = checkpoint.load_state(folder, steps[-1], engine.abstract_state)
+    params, moe_state = state.params, state.moe_state
   else:
     params, moe_state = jax.device_put(
       checkpoint.load_model(folder, steps[-1], member)
@@ -324,7 +331,9 @@ def evaluate_cell(config: Config, cell: pathlib.Path) -> dict:
   found = {'step': steps[-1], 'metrics': metrics}
   lines: dict[str, list[dict]] = {}
   if tasks:
-    found['tasks'], lines = runner.run(config, tasks, engine.program, state)
+    found['tasks'], lines = runner.run(
+      config, tasks, engine.program, (params, moe_state)
+    )
   with distributed.own_folder(cell) as own:
     files.write_json(own / 'eval.json', found)
     if lines:

@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gamma_jax import checkpoint, configure, program, streams, trainer
+from gamma_jax import (
+  checkpoint,
+  configure,
+  metric_writer,
+  program,
+  streams,
+  trained,
+  trainer,
+)
 from gamma_jax.config import (
   CheckpointConfig,
   Config,
@@ -465,6 +473,34 @@ def test_every_held_out_loss_has_a_stderr_and_bits_per_byte(cell):
   assert metrics['heldout/documents'] == 8
 
 
+def test_tasks_in_training_give_what_eval_mode_gives(cell, tmp_path):
+  """For every member of a group, at each evaluation and at the end."""
+  config, _ = cell
+  config = dataclasses.replace(
+    config,
+    train=dataclasses.replace(config.train, steps=4),
+    opt=dataclasses.replace(config.opt, warmup_steps=1, lr=0.05),
+    eval=dataclasses.replace(config.eval, every=2, **TASKS),
+  )
+  pair = [dataclasses.replace(config, seed=seed) for seed in (0, 1)]
+  cells = [tmp_path / f'seed={c.seed}' for c in pair]
+  group = tmp_path / trained.POPULATIONS / 'pair'
+  trained.write_members(group, [folder.name for folder in cells])
+  trainer.train_together(pair, cells, group, 'map')
+  scores = []
+  for config, folder in zip(pair, cells, strict=True):
+    found = trainer.evaluate_cell(config, folder)
+    want = runner.rates(found['tasks'])
+    assert len(want) == 9  # acc, acc_norm and pass, each with its two ends
+    got = json.loads((folder / 'results.json').read_text())['metrics']
+    assert {k: got[k] for k in want} == want
+    logged = metric_writer.read_metrics(folder / 'metrics.jsonl')
+    assert [r['step'] for r in logged if want.keys() <= r.keys()] == [2]
+    lines = json.loads((folder / 'eval_items.json').read_text())
+    scores.append(lines['synth_cloze'])
+  assert scores[0] != scores[1]  # each member's own weights
+
+
 def test_eval_writes_counts_and_intervals(cell):
   found = evaluated(cell, **TASKS)
   assert json.loads((cell[1] / 'eval.json').read_text()) == found
@@ -520,10 +556,6 @@ class Standing:
     return Standing(done)
 
 
-class Nothing:
-  params = moe_state = None
-
-
 def test_texts_end_at_a_stop_string_at_eot_or_at_the_limit():
   config = Config(
     train=TrainConfig(seq_len=100),
@@ -531,7 +563,7 @@ def test_texts_end_at_a_stop_string_at_eot_or_at_the_limit():
   )
   long = b'x' * 31 + b'\n\nQuestion' + b'y' * 99  # the stop spans two chunks
   scripted = Scripted([long, b'done', b'z' * 99])
-  writer = generation.Writer(config, scripted, Nothing, BYTES)
+  writer = generation.Writer(config, scripted, (None, None), BYTES)
   problems = [
     Problem('p' * 99, '', '', ('never', '\n\nQ')),
     Problem('q ', '', '', ()),

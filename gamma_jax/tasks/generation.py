@@ -28,12 +28,12 @@ class Written(NamedTuple):
 
 
 class Writer:
-  """Generates text from one state of a model.
+  """Generates text from one set of weights.
 
   Args:
     config: its model, eval and train groups are read.
     program: compiled functions.
-    state: the model's.
+    weights: (params, moe_state) of the model.
     tokenizer: of the model.
   """
 
@@ -41,12 +41,13 @@ class Writer:
     self,
     config: Config,
     program: program_lib.Program,
-    state: train_step.TrainState,
+    weights: tuple,
     tokenizer: tokenizer_lib.Tokenizer,
   ):
     self._eval, self._tokenizer = config.eval, tokenizer
     self._program = program
-    self._at = (state.params, train_step.hyper(config), state.moe_state)
+    params, moe_state = weights
+    self._at = (params, train_step.hyper(config), moe_state)
     # Never beyond the positions that the model was trained on.
     T = config.train.seq_len
     self.new_tokens = min(config.eval.new_tokens, max(T // 2, 1))

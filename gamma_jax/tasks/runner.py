@@ -19,6 +19,8 @@ from gamma_jax.data import tokenizer as tokenizer_lib
 from gamma_jax.errors import ConfigError
 from gamma_jax.tasks import answers, choice, generation, items, synthetic
 
+RATES = ('acc', 'acc_norm', 'pass')
+
 
 class Task(NamedTuple):
   """Items under the name that the user gave."""
@@ -46,17 +48,18 @@ def run(
   config: Config,
   tasks: Sequence[Task],
   program: program_lib.Program,
-  state: train_step.TrainState,
+  weights: tuple,
 ) -> tuple[dict[str, dict], dict[str, list[dict]]]:
-  """({task: numbers}, {task: one line an item})."""
+  """({task: numbers}, {task: one line an item}) of (params, moe_state)."""
+  params, moe_state = weights
   h = train_step.hyper(config)
   tokenizer = tokenizer_lib.load_tokenizer(config.data.tokenizer)
 
   def nll(batch):
     put = program.put_batch(batch)
-    return np.asarray(program.evaluate(state.params, h, put, state.moe_state))
+    return np.asarray(program.evaluate(params, h, put, moe_state))
 
-  writer = generation.Writer(config, program, state, tokenizer)
+  writer = generation.Writer(config, program, weights, tokenizer)
   numbers, lines = {}, {}
   for name, asked, check in tasks:
     if check is None:
@@ -83,6 +86,17 @@ def run(
   return numbers, lines
 
 
+def rates(numbers: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+  """Shares and the ends of their intervals as metrics: tasks/TASK/acc, ..."""
+  return {
+    f'tasks/{task}/{rate}{end}': found[f'{rate}{end}']
+    for task, found in numbers.items()
+    for rate in RATES
+    if rate in found
+    for end in ('', '_low', '_high')
+  }
+
+
 def table(cells: Mapping[str, Mapping[str, Any]]) -> str:
   """Text of the eval.json of every cell, by cell id."""
   rows = [('cell', 'what', 'value', '95 % interval', 'items')]
@@ -99,7 +113,7 @@ def table(cells: Mapping[str, Mapping[str, Any]]) -> str:
       if (bits := f'heldout/bits_per_byte{suffix}') in m:
         rows.append((cell, bits, f'{m[bits]:.4f}', '', documents))
     for task, t in found.get('tasks', {}).items():
-      for rate in (r for r in ('acc', 'acc_norm', 'pass') if r in t):
+      for rate in (r for r in RATES if r in t):
         interval = f'{t[f"{rate}_low"]:.3f} .. {t[f"{rate}_high"]:.3f}'
         what = f'{task} {rate}'
         if 'chance' in t:
