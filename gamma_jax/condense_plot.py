@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ _MEASURES = (
   ('stable_rank', 'stable_rank_random', 'stable rank'),
   ('mean_abs_cosine', 'mean_abs_cosine_random', 'mean |cosine| of neurons'),
 )
+TITLE_LETTERS = 11  # in an inch of a title
 _MATRICES = ('q', 'v', 'o', 'up', 'down', 'embed')
 
 
@@ -25,6 +27,7 @@ def trajectories(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
   """A column of panels a matrix: mean over layers, a line a cell."""
   kinds = [k for k in _MATRICES if any(r['matrix'] == k for r in rows)]
   cells = list(dict.fromkeys(row['cell'] for row in rows))
+  names = dict(zip(cells, short_names(cells), strict=True))
   colours = matplotlib.colormaps['viridis'](np.linspace(0, 0.85, len(cells)))
   with matplotlib.rc_context(report_style.STYLE):
     figure, axes = report_style.panels(
@@ -42,13 +45,23 @@ def trajectories(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
           for step in steps
         ]
         ax.plot(steps, values, marker='o', ms=3, lw=1.3, color=colour)
-        labels[ax].append((values[-1], cell, colour))
+        if names[cell]:
+          labels[ax].append((values[-1], names[cell], colour))
       floor = np.mean([r[random] for r in rows if r['matrix'] == kind])
       ax.axhline(floor, color=report_style.GREY, lw=0.9, ls=':')
       ax.set_title(f'{kind} (dotted: random)')
       ax.set_ylabel(unit)
       ax.set_xlabel('optimizer updates')
+    if len(cells) == 1:
+      figure.suptitle(cells[0], x=0.01, ha='left', fontsize=10)
     report_style.save(figure, labels, path)
+
+
+def short_names(cells: Sequence[str]) -> list[str]:
+  """What tells cells apart: the parts of their ids that not all of them have."""
+  parts = [cell.split(',') for cell in cells]
+  shared = set(parts[0]).intersection(*parts)
+  return [','.join(p for p in own if p not in shared) for own in parts]
 
 
 def cosines(
@@ -88,6 +101,9 @@ def cosines(
           ax.set_ylabel(f'{kind}: {len(by_kind[kind])} neurons')
     figure.get_layout_engine().set(rect=(0.05, 0, 0.94, 1))
     figure.colorbar(image, ax=axes, shrink=0.6, label='cosine')
-    figure.suptitle(f'{cell}, middle layer', x=0.01, ha='left', fontsize=10)
+    title = f'{cell}, middle layer'.replace(',', ', ').replace(',  ', ', ')
+    letters = int(TITLE_LETTERS * figure.get_figwidth())
+    title = textwrap.fill(title, letters)
+    figure.suptitle(title, x=0.01, ha='left', fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)

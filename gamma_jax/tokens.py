@@ -42,7 +42,7 @@ from gamma_jax import (
 from gamma_jax import program as program_lib
 from gamma_jax.analysis import token_examples, token_gap
 from gamma_jax.config import Config, MeshConfig
-from gamma_jax.data import pipeline
+from gamma_jax.data import anchor, pipeline
 from gamma_jax.data import prepare as prepare_lib
 from gamma_jax.data import tokenizer as tokenizer_lib
 from gamma_jax.errors import ConfigError
@@ -99,6 +99,10 @@ def compare(
 
 def check_comparable(a: Config, b: Config) -> None:
   """Raises ConfigError unless both score the same tokens, cut alike."""
+  if anchor.SOURCE in (a.data.source, b.data.source):
+    raise ConfigError(
+      f'a cell has data.source={anchor.SOURCE}, which has no held-out text'
+    )
   if a.train.seq_len != b.train.seq_len:
     raise ConfigError(
       f'the cells differ in train.seq_len ({a.train.seq_len} and '

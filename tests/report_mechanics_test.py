@@ -2,7 +2,12 @@
 
 import numpy as np
 
-from gamma_jax import report_plot_layers, report_plot_traces, results
+from gamma_jax import (
+  condense_plot,
+  report_plot_layers,
+  report_plot_traces,
+  results,
+)
 from tests import fake_sweep
 
 
@@ -30,3 +35,9 @@ def test_a_sweep_without_mechanics_has_no_such_figure(tmp_path):
   fake_sweep.write(tmp_path, [{'init.gamma': 0.5}], steps=2)
   (arm,) = results.summarize(results.collect(tmp_path))
   assert report_plot_layers.by_layer(arm) is None
+
+
+def test_cells_are_named_by_what_tells_them_apart():
+  cells = ['L=2,gamma=0.5,seed=0', 'L=2,gamma=1.0,seed=0']
+  assert condense_plot.short_names(cells) == ['gamma=0.5', 'gamma=1.0']
+  assert condense_plot.short_names(cells[:1]) == ['']

@@ -146,6 +146,7 @@ def test_the_other_way_round_and_against_itself(cells, tmp_path):
     ({'train.seq_len': 64}, 'train.seq_len (32 and 64)'),
     ({'data.tokenizer': 'bpe4k'}, 'data.tokenizer (bytes and bpe4k)'),
     ({'data.heldout_percent': 9.0}, 'hold out different documents'),
+    ({'data.source': 'anchor', 'data.tokenizer': 'none'}, 'no held-out text'),
   ],
 )
 def test_cells_that_cannot_be_compared_are_refused(
