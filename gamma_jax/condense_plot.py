@@ -58,7 +58,7 @@ def trajectories(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def short_names(cells: Sequence[str]) -> list[str]:
-  """What tells cells apart: the parts of their ids that not all of them have."""
+  """What tells cells apart: the parts of their ids that not all have."""
   parts = [cell.split(',') for cell in cells]
   shared = set(parts[0]).intersection(*parts)
   return [','.join(p for p in own if p not in shared) for own in parts]
