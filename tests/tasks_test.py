@@ -9,6 +9,7 @@ from fractions import Fraction
 import jax
 import numpy as np
 import pytest
+import tensorflow_datasets as tfds
 from scipy import stats
 
 from gamma_jax import (
@@ -167,6 +168,60 @@ def test_parquet_is_read(tmp_path):
   assert items.read('mcq', str(path), 0) == [items.mcq(row) for row in MCQ]
 
 
+@pytest.mark.filterwarnings('ignore')  # those of datasets are not ours
+def test_a_set_of_the_hub_is_read(tmp_path):
+  pytest.importorskip('datasets')
+  (tmp_path / 'test.jsonl').write_text('\n'.join(map(json.dumps, MCQ)))
+  where = f'hf:{tmp_path},split=test'
+  assert items.read('mcq', where, 2) == [items.mcq(row) for row in MCQ[:2]]
+  with pytest.raises(ConfigError, match='cannot be read'):
+    items.read('mcq', f'hf:{tmp_path},split=validation', 0)
+  with pytest.raises(ConfigError, match='needs its split'):
+    items.read('mcq', f'hf:{tmp_path}', 0)
+
+
+class Endings(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+  VERSION = tfds.core.Version('1.0.0')
+
+  def _info(self):
+    features = tfds.features.FeaturesDict(
+      {
+        'activity_label': tfds.features.Text(),
+        'context': tfds.features.Text(),
+        'endings': tfds.features.Sequence(tfds.features.Text()),
+        'label': tfds.features.ClassLabel(num_classes=4),
+      }
+    )
+    return tfds.core.DatasetInfo(
+      builder=self, features=features, disable_shuffling=True
+    )
+
+  def _split_generators(self, dl_manager):
+    return {'validation': self._generate_examples()}
+
+  def _generate_examples(self):
+    for i in range(3):
+      yield (
+        i,
+        {
+          'activity_label': '泡茶',
+          'context': f'Pot {i}',
+          'endings': ['a', 'b', 'c', 'd'],
+          'label': i,
+        },
+      )
+
+
+def test_a_set_that_tfds_prepared_is_read(tmp_path):
+  tfds.disable_progress_bar()
+  Endings(file_format='array_record', data_dir=tmp_path).download_and_prepare()
+  where = f'tfds:endings,split=validation,data_dir={tmp_path}'
+  (spec,) = items.split(f'hellaswag:{where}')
+  assert items.read(*spec, 0) == [
+    Choice(f'泡茶: Pot {i}', (' a', ' b', ' c', ' d'), i) for i in range(3)
+  ]
+
+
 @pytest.mark.parametrize(
   ('text', 'message'),
   [
@@ -194,6 +249,11 @@ def test_task_names():
   assert items.split('synth_arith, gsm8k:/a:b.jsonl') == [
     ('synth_arith', ''),
     ('gsm8k', '/a:b.jsonl'),
+  ]
+  # Options of a set, and commas in the names of cells, belong to their task.
+  assert items.split('gsm8k:hf:a/b,split=test,mcq:/gamma=1,seed=0/x') == [
+    ('gsm8k', 'hf:a/b,split=test'),
+    ('mcq', '/gamma=1,seed=0/x'),
   ]
   for bad in ('gsm8k', 'synth_arith:x', 'hellaswagg:x', 'gym', 'x'):
     with pytest.raises(ConfigError, match='eval.tasks: .* is not synth_cloze'):

@@ -123,6 +123,16 @@ class HuggingFace:
     Raises:
       ConfigError: no such data set, split or column, or no network.
     """
+    for row in self.rows():
+      _check_column(list(row), self.column, f'hf:{self.name}')
+      yield from _document(self.parts[0], row[self.column], self.column, 0)
+
+  def rows(self) -> Iterator[dict]:
+    """Yields whole rows.
+
+    Raises:
+      ConfigError: no such data set or split, or no network.
+    """
     datasets = _need('datasets', 'hub')
     if not Path(self.name).expanduser().exists():
       _check_network(os.environ.get('HF_ENDPOINT', 'https://huggingface.co'))
@@ -135,11 +145,9 @@ class HuggingFace:
       )
     except (ValueError, OSError) as error:
       raise errors.ConfigError(
-        f'data.source: hf:{self.name} cannot be read ({_line(error)})'
+        f'hf:{self.name} cannot be read ({_line(error)})'
       ) from error
-    for row in rows:
-      _check_column(list(row), self.column, f'hf:{self.name}')
-      yield from _document(self.parts[0], row[self.column], self.column, 0)
+    yield from rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,6 +175,16 @@ class Tfds:
     Raises:
       ConfigError: it is not there, or has no such split or column.
     """
+    for row in self.rows():
+      _check_column(list(row), self.column, f'tfds:{self.name}')
+      yield from _document(self.parts[0], row[self.column], self.column, 0)
+
+  def rows(self) -> Iterator[dict]:
+    """Yields whole rows, text as bytes and numbers as NumPy's.
+
+    Raises:
+      ConfigError: it is not there, or has no such split.
+    """
     tfds = _need('tensorflow_datasets', 'hub')
     try:
       builder = tfds.builder(
@@ -178,12 +196,10 @@ class Tfds:
       rows = builder.as_data_source(self.split)
     except (ValueError, OSError, tfds.core.DatasetNotFoundError) as error:
       raise errors.ConfigError(
-        f'data.source: tfds:{self.name} cannot be read ({_line(error)});'
+        f'tfds:{self.name} cannot be read ({_line(error)});'
         ' prepare it with TFDS as array_record, or use hf: or parquet:'
       ) from error
-    _check_column(list(builder.info.features), self.column, f'tfds:{self.name}')
-    for row in rows:
-      yield from _document(self.parts[0], row[self.column], self.column, 0)
+    yield from rows
 
 
 def open_hub(kind: str, spec: str) -> HuggingFace | Tfds:
@@ -202,7 +218,7 @@ def open_hub(kind: str, spec: str) -> HuggingFace | Tfds:
   }
   if unknown := [key for key in pairs if key not in known or not pairs[key]]:
     raise errors.ConfigError(
-      f'data.source: {kind}:{name} has no option {unknown[0]!r}; it knows'
+      f'{kind}:{name} has no option {unknown[0]!r}; it knows'
       f' {", ".join(sorted(known))}, each with =VALUE'
     )
   return source(name, **pairs)
@@ -229,8 +245,7 @@ def _document(
 def _check_column(names: list[str], column: str, where: str) -> None:
   if column not in names:
     raise errors.ConfigError(
-      f'data.source: {where} has no column {column!r}; it has'
-      f' {", ".join(names)}'
+      f'{where} has no column {column!r}; it has {", ".join(names)}'
     )
 
 
@@ -239,7 +254,7 @@ def _need(module: str, extra: str) -> ModuleType:
     return importlib.import_module(module)
   except ImportError as error:
     raise errors.ConfigError(
-      f"data.source needs {module}: pip install 'gamma_jax[{extra}]'"
+      f"this source needs {module}: pip install 'gamma_jax[{extra}]'"
     ) from error
 
 
@@ -258,7 +273,7 @@ def _check_network(url: str) -> None:
     error.close()  # it answers
   except OSError as error:
     raise errors.ConfigError(
-      f'data.source: no network to {url} ({_line(error)}); fetch the files'
+      f'no network to {url} ({_line(error)}); fetch the files'
       ' elsewhere and use parquet: or jsonl:, or set HF_HUB_OFFLINE=1 to read'
       ' what the datasets library has kept'
     ) from error

@@ -13,6 +13,9 @@ wherever it comes (JSON lines, parquet, the hub, TFDS). Imports no JAX.
   cmmlu      Question, A, B, C, D, Answer (letter)
   gsm8k      question, answer (a solution, then `#### number`)
   math500    problem, solution, answer
+
+In place of a file a set of the hub or of TFDS, as in data.source, with its split:
+gsm8k:hf:openai/gsm8k,config=main,split=test or piqa:tfds:piqa,split=validation.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from gamma_jax.data import hub
 from gamma_jax.errors import ConfigError
 
 SYNTHETIC = ('synth_cloze', 'synth_copy', 'synth_arith')
@@ -133,14 +137,15 @@ def split(tasks: str) -> list[tuple[str, str]]:
     ConfigError: an unknown task, one without its file, or one named twice.
   """
   found: list[tuple[str, str]] = []
-  for spec in filter(None, (part.strip() for part in tasks.split(','))):
+  # A comma also stands before an option (split=test) of a set of a hub.
+  for spec in filter(None, re.split(r'\s*,\s*(?!\w+=)', tasks.strip())):
     kind, _, where = spec.partition(':')
     if bool(where) != (kind in FORMATS or kind == GYM) or (
       not where and kind not in SYNTHETIC
     ):
       raise ConfigError(
         f'eval.tasks: {spec!r} is not {", ".join(SYNTHETIC)}, {GYM}:NAME or '
-        f'FORMAT:FILE with a format of {", ".join(FORMATS)}'
+        f'FORMAT:FILE (or hf:, tfds:) with a format of {", ".join(FORMATS)}'
       )
     if (kind, where) in found:
       raise ConfigError(f'eval.tasks: {spec!r} is there twice')
@@ -149,25 +154,23 @@ def split(tasks: str) -> list[tuple[str, str]]:
 
 
 def read(kind: str, path: str, count: int) -> list[Choice] | list[Problem]:
-  """The first `count` items of a file (0: all), in its order.
+  """The first `count` items of a file or set (0: all), in its order.
 
   Raises:
-    ConfigError: no such file, not of this format, or without an item.
+    ConfigError: not there, not of this format, or without an item.
   """
-  file = Path(path).expanduser()
-  if not file.is_file():
-    raise ConfigError(f'eval.tasks: {kind}: there is no file {file}')
+  rows = _open(kind, path)
   items = []
-  for number, row in enumerate(itertools.islice(_rows(file), count or None), 1):
+  for number, row in enumerate(itertools.islice(rows, count or None), 1):
     try:
       items.append(_checked(FORMATS[kind](row)))
     except (KeyError, ValueError, TypeError, AttributeError) as error:
       raise ConfigError(
-        f'eval.tasks: row {number} of {file} is not of format {kind} '
+        f'eval.tasks: row {number} of {path} is not of format {kind} '
         f'({type(error).__name__}: {error})'
       ) from error
   if not items:
-    raise ConfigError(f'eval.tasks: {file} has no item')
+    raise ConfigError(f'eval.tasks: {path} has no item')
   return items
 
 
@@ -186,6 +189,31 @@ def _checked(item: Choice | Problem) -> Choice | Problem:
   if not 0 <= item.answer < len(item.choices):
     raise ValueError(f'the answer {item.answer} is none of the choices')
   return item
+
+
+def _open(kind: str, path: str) -> Iterator[Mapping[str, Any]]:
+  where, colon, name = path.partition(':')
+  if colon and where in ('hf', 'tfds'):
+    if not re.search(r',split=\w', name):
+      raise ConfigError(
+        f'eval.tasks: {path} needs its split: {path},split=test'
+      )
+    return map(_plain_row, hub.open_hub(where, name).rows())
+  file = Path(path).expanduser()
+  if not file.is_file():
+    raise ConfigError(f'eval.tasks: {kind}: there is no file {file}')
+  return _rows(file)
+
+
+def _plain_row(value: Any) -> Any:
+  """Rows of TFDS hold bytes and NumPy values; formats read Python's."""
+  if isinstance(value, Mapping):
+    return {key: _plain_row(v) for key, v in value.items()}
+  if isinstance(value, bytes):
+    return value.decode()
+  if hasattr(value, 'tolist'):
+    return _plain_row(value.tolist())
+  return [_plain_row(v) for v in value] if isinstance(value, list) else value
 
 
 def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
