@@ -14,8 +14,9 @@ wherever it comes (JSON lines, parquet, the hub, TFDS). Imports no JAX.
   gsm8k      question, answer (a solution, then `#### number`)
   math500    problem, solution, answer
 
-In place of a file a set of the hub or of TFDS, as in data.source, and its split:
-gsm8k:hf:openai/gsm8k,config=main,split=test or piqa:tfds:piqa,split=validation.
+In place of a file a set of the hub or of TFDS, as in data.source, with its
+split: gsm8k:hf:openai/gsm8k,config=main,split=test, or
+piqa:tfds:piqa,split=validation.
 """
 
 from __future__ import annotations
