@@ -6,12 +6,14 @@ doc, position, token, nll_a, nll_b.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from gamma_jax.analysis.token_gap import Block
+from gamma_jax.errors import ConfigError
 
 ROWS = 1 << 20  # of a block: 20 MB in memory
 
@@ -59,6 +61,31 @@ def write(folder: Path, blocks: Iterable[Block], rows: int = ROWS) -> Rows:
   if held:
     flush()
   return Rows(folder)
+
+
+def need_parquet() -> None:
+  """Raises ConfigError where to_parquet has no library."""
+  try:
+    importlib.import_module('pyarrow.parquet')
+  except ImportError as error:
+    raise ConfigError(
+      "--parquet needs pyarrow: pip install 'gamma_jax[parquet]'"
+    ) from error
+
+
+def to_parquet(rows: Iterable[Block], path: Path) -> None:
+  """The same columns as one Parquet file, a row group a block."""
+  pyarrow = importlib.import_module('pyarrow')
+  parquet = importlib.import_module('pyarrow.parquet')
+  writer = None
+  try:
+    for block in rows:
+      table = pyarrow.table(block._asdict())
+      writer = writer or parquet.ParquetWriter(path, table.schema)
+      writer.write_table(table)
+  finally:
+    if writer:
+      writer.close()
 
 
 class Rows:

@@ -1,7 +1,7 @@
 """Compares two trained cells, token by token, on the same held-out text.
 
   python -m gamma_jax.tokens CELL_A CELL_B --out=DIR [--documents=N]
-    [--bins=20] [--step_a=N] [--step_b=N]
+    [--bins=20] [--step_a=N] [--step_b=N] [--parquet]
 
 A cell is its folder, `<workdir>/<cell id>`. Both must have read the same data
 with the same tokenizer and train.seq_len; their models may differ in shape. To
@@ -12,6 +12,7 @@ One sign everywhere: above 0, a is better. DIR gets
   bins.csv    gaps by difficulty and by token frequency, 95 % intervals by
               document
   rows/       doc, position, token id, nll_a and nll_b of every token (npz)
+  tokens.parquet  the same columns, with --parquet
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ def compare(
   *,
   documents: int = 0,
   bins: int = 20,
+  parquet: bool = False,
 ) -> token_gap.TokenGap:
   """Scores both models and writes the files of `out`.
 
@@ -67,17 +69,23 @@ def compare(
     out: a folder that is empty or not there.
     documents: the first so many held-out documents; 0: all.
     bins: quantile bins of difficulty.
+    parquet: write tokens.parquet too.
 
   Raises:
-    ConfigError: the cells cannot be compared, or `out` holds something.
+    ConfigError: the cells cannot be compared, `out` holds something, or
+      pyarrow is missing.
     ValueError: an NLL is not finite.
   """
   files.check_empty(out)
   check_comparable(a.config, b.config)
+  if parquet:
+    token_rows.need_parquet()
   tokenizer = tokenizer_lib.load_tokenizer(a.config.data.tokenizer)
   sources = pipeline.heldout_sources(a.config.data)
   scored = _score(a, b, documents)
   rows = token_rows.write(out / 'rows', scored)
+  if parquet:
+    token_rows.to_parquet(rows, out / 'tokens.parquet')
   gap = token_gap.analyse(
     rows, documents=len(sources), vocab_size=tokenizer.vocab_size, bins=bins
   )
@@ -220,6 +228,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
   parser.add_argument(
     '--bins', type=int, default=20, help='quantile bins of difficulty'
   )
+  parser.add_argument(
+    '--parquet', action='store_true', help='every token as Parquet, too'
+  )
   for arm in 'ab':
     parser.add_argument(
       f'--step_{arm}', type=int, help=f'checkpoint of {arm}; default: newest'
@@ -248,6 +259,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       args.out,
       documents=args.documents,
       bins=args.bins,
+      parquet=args.parquet,
     )
   except ConfigError as error:
     print(f'error: {error}', file=sys.stderr)

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import sys
 
 import jax
 import numpy as np
@@ -29,6 +30,7 @@ from gamma_jax.config import (
   TrainConfig,
 )
 from gamma_jax.data import pipeline
+from gamma_jax.errors import ConfigError
 
 DOCUMENTS = 8
 
@@ -101,8 +103,9 @@ def read(out):
 
 
 def test_two_shapes_are_compared_token_by_token(base, cells, tmp_path, capsys):
+  parquet = pytest.importorskip('pyarrow.parquet')
   a, b = cells
-  assert compare(a, b, tmp_path / 'ab') == 0
+  assert compare(a, b, tmp_path / 'ab', '--parquet') == 0
   text = capsys.readouterr().out
   assert f'of {DOCUMENTS} documents' in text and 'index.html' in text
   rows = list(token_rows.Rows(tmp_path / 'ab' / 'rows'))
@@ -115,6 +118,8 @@ def test_two_shapes_are_compared_token_by_token(base, cells, tmp_path, capsys):
     np.testing.assert_array_equal(
       position[doc == i][order], np.arange(len(want) + 1)
     )
+  table = parquet.read_table(tmp_path / 'ab' / 'tokens.parquet')
+  np.testing.assert_array_equal(table['nll_b'], nll_b)
   # Small weights say nothing, which costs ln V; large ones say what is wrong.
   assert nll_a.mean() == pytest.approx(np.log(257), abs=0.01)
   assert nll_b.mean() > 6
@@ -203,3 +208,23 @@ def test_rows_come_back_in_blocks(tmp_path):
     for column, got in zip(zip(*blocks), zip(*rows), strict=True):
       np.testing.assert_array_equal(np.concatenate(column), np.concatenate(got))
       assert column[0].dtype == got[0].dtype
+
+
+def test_rows_as_parquet(tmp_path, monkeypatch):
+  parquet = pytest.importorskip('pyarrow.parquet')
+  rng = np.random.default_rng(0)
+  blocks = [
+    token_gap.Block(*(rng.integers(0, 9, n).astype(d) for d in 'iiHff'))
+    for n in (5, 3)
+  ]
+  token_rows.to_parquet(iter(blocks), tmp_path / 'x.parquet')
+  file = parquet.ParquetFile(tmp_path / 'x.parquet')
+  assert file.num_row_groups == 2  # one in memory at a time
+  table = file.read()
+  for name, column in zip(token_gap.Block._fields, zip(*blocks), strict=True):
+    got = table[name].to_numpy()
+    np.testing.assert_array_equal(got, np.concatenate(column))
+    assert got.dtype == column[0].dtype
+  monkeypatch.setitem(sys.modules, 'pyarrow.parquet', None)
+  with pytest.raises(ConfigError, match=r'gamma_jax\[parquet\]'):
+    token_rows.need_parquet()
