@@ -18,7 +18,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends import backend_agg
 from matplotlib.figure import Figure
-from matplotlib.ticker import SymmetricalLogLocator
+from matplotlib.ticker import FixedLocator
 
 from gamma_jax import findings
 from gamma_jax.analysis.paired import Overrides, json_key, words
@@ -135,7 +135,8 @@ def token_axis(ax: Axes) -> None:
   x = np.concatenate([line.get_xdata() for line in ax.get_lines()[:1]])
   first = min(x[x > 0], default=1.0)
   ax.set_xscale('symlog', linthresh=first, linscale=0.3)
-  ax.xaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=first))
+  powers = np.arange(np.ceil(np.log10(first)), np.log10(max(x)) + 1e-9)
+  ax.xaxis.set_major_locator(FixedLocator([0, *10.0**powers]))
   ax.margins(x=0)
   ax.set_xlabel('tokens seen')
 
