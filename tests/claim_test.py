@@ -9,6 +9,7 @@ from experiments import (
   c2_obstacles,
   c3_optimum,
   c4_condense,
+  c6_anchor,
   c7_effective_size,
   claim,
 )
@@ -173,3 +174,27 @@ def test_two_sweeps_of_one_name_are_refused(tmp_path, monkeypatch):
   monkeypatch.setattr(sys, 'argv', argv)
   with pytest.raises(errors.ConfigError, match='the same name'):
     claim.parse_sweeps(c1_loss.CLAIM, None)
+
+
+SHARES = {0.5: (1.0, 0.3), 0.65: (1.0, 0.7), 1.0: (0.94, 0.1)}
+
+
+def test_an_arm_that_did_not_learn_the_pairs_is_no_evidence(tmp_path):
+  arms = [{'init.gamma': gamma} for gamma in SHARES]
+  cells = fake_sweep.write(tmp_path, arms, steps=1)
+  for cell in cells:
+    path = tmp_path / cell['id'] / 'results.json'
+    result = files.read_json(path)
+    gamma, seed = cell['overrides'].values()
+    accuracy, composed = SHARES[gamma]
+    # gamma = 1.0 passes 0.95 for two of its three seeds.
+    result['metrics'] |= {
+      'heldout/accuracy': accuracy + 0.03 * (gamma == 1.0 and seed > 0),
+      'heldout/mirror/compositional': composed + 0.01 * seed,
+    }
+    files.write_json(path, result)
+  lines, counted = c6_anchor.compared(tmp_path)
+  assert [line.rpartition('| ')[2] for line in lines] == ['yes |', 'no |']
+  (difference,) = counted
+  assert difference.mean == pytest.approx(0.4)
+  assert claim.verdict(counted, 1) == claim.SUPPORTED
