@@ -286,6 +286,8 @@ def test_anchor_grid():
     arm.format(layers, seed) for layers in (2, 3) for seed in range(2)
   ]
   assert {c.config.train.steps for c in cells} == {40}
+  fresh = expanded(anchor, f'{arg},first=3')
+  assert [c.config.seed for c in fresh] == [3, 4, 3, 4]
   for bad, message in (
     ('mlp=glu', 'mlp=glu must be one of gelu'),
     ('layers=2.5', 'layers=2.5 must be numbers'),
