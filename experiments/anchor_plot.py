@@ -84,6 +84,7 @@ def plot(groups: dict[str, list[results.Arm]], path: Path) -> None:
     panels = figure.subplots(rows, columns, squeeze=False, sharey=True).flat
     for number, (title, arms) in enumerate(groups.items()):
       _panel(panels[number], arms)
+      title = title if len(groups) > 1 else ''
       panels[number].set(title=title, xlabel=r'$\gamma$', ylim=(-0.03, 1.03))
     for ax in panels[len(groups) :]:
       ax.remove()

@@ -6,6 +6,7 @@ python -m experiments.c6_anchor runs/anchor --out=experiments/records/DATE_c6
 from __future__ import annotations
 
 import collections
+from collections.abc import Sequence
 from pathlib import Path
 
 from experiments import anchor_plot, claim
@@ -37,7 +38,9 @@ CARE = (
   'Models of two or four layers (L) and width 64, rows drawn fresh at every '
   'step. Seeds differ widely, so intervals are wide. An arm that does not '
   'reach 0.95 on seen pairs has not learned the task: its shares say nothing, '
-  'and it takes no part in the verdict.'
+  'and it takes no part in the verdict. No correction is made for the number '
+  'of comparisons: what one of them shows is a guess until fresh seeds confirm '
+  'it.'
 )
 
 
@@ -68,6 +71,17 @@ def compared(workdir: Path) -> tuple[list[str], list[PairedDifference]]:
   return sorted(lines), counted
 
 
+def verdict(counted: Sequence[PairedDifference]) -> str:
+  """In words, with how many comparisons say what."""
+  above = sum(d.t_interval[0] > 0 for d in counted)
+  below = sum(d.t_interval[1] < 0 for d in counted)
+  return (
+    f'{claim.verdict(counted, 1)}; of {len(counted)} comparisons in which both '
+    f'arms learned the pairs, {above} lie above 0, {below} below, the others '
+    'hold it'
+  )
+
+
 def main() -> None:
   """Compares every gamma with 0.5 in every setting of every sweep."""
   workdirs, out = claim.parse_sweeps(CLAIM, __doc__)
@@ -87,7 +101,7 @@ def main() -> None:
     workdirs,
     out,
     found='\n'.join([*tables, *lines]),
-    words=claim.verdict(counted, 1),
+    words=verdict(counted),
     care=CARE,
     pictures=['anchor.png'],
   )

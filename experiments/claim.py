@@ -151,6 +151,8 @@ def record(
   for workdir in workdirs:
     stem = f'{workdir.name}-' if len(workdirs) > 1 else ''
     cell = results.collect(workdir)[0]
+    if pictures and stem:
+      images.append(f'{workdir.name}:\n')
     for name in pictures:
       shutil.copy(workdir / 'report' / name, out / f'{stem}{name}')
       images.append(f'![{claim.title}]({stem}{name})\n')
