@@ -11,8 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from experiments import claim
-from gamma_jax import errors, findings, results
-from gamma_jax.analysis.paired import Overrides, PairedDifference, words
+from gamma_jax.analysis import paired
+from gamma_jax.analysis.paired import PairedDifference
 
 CLAIM = claim.Claim(
   title='C1: loss at gamma = 1 against gamma = 0.5',
@@ -40,38 +40,22 @@ CARE = (
 USUAL, SMALL = {'init.gamma': 0.5}, {'init.gamma': 1.0}
 
 
-def rates(found: findings.Findings, setting: Overrides) -> str:
-  """Best learning rates at gamma 0.5 and 1; '-' where one rate was run."""
-  best = [
-    entry.tuned['opt.lr']
-    for arm in (USUAL, SMALL)
-    for entry in found.entries
-    if entry.arm == arm and entry.setting == setting and entry.tuned
-  ]
-  return ', '.join(f'{rate:g}' for rate in best) or '-'
-
-
-def compared(workdir: Path) -> tuple[list[str], list[PairedDifference]]:
-  """(lines of the table, differences) of one sweep.
-
-  Raises:
-    ConfigError: the sweep is not finished, or its first arm is not gamma = 0.5.
-  """
-  claim.rows(workdir)
-  found = findings.find(results.collect(workdir))
-  if found.baseline != USUAL:
-    raise errors.ConfigError(
-      f'{workdir}: the first arm is {words(found.baseline)}, not gamma = 0.5'
-    )
+def compared(
+  workdir: Path,
+) -> tuple[list[str], list[PairedDifference], list[str]]:
+  """(lines of the table, differences, warnings) of one sweep."""
+  found = claim.tuned(workdir)
   lines, differences = [], []
-  for c in (c for c in found.compared if c.arm == SMALL):
-    differences.append(c.difference)
+  for c in paired.compare(found.rows, USUAL, SMALL):
     d = c.difference
+    differences.append(d)
+    seeds = paired.seeds_needed(d.sd, 0.01)
+    rates = [found.rate({**c.setting, **arm}) for arm in (USUAL, SMALL)]
     lines.append(
-      f'| {workdir.name} | {words(c.setting)} | {rates(found, c.setting)} '
-      f'| {claim.show(d)} | {d.p_value:.2g} | {c.seeds_needed} |'
+      f'| {workdir.name} | {paired.words(c.setting)} | {", ".join(rates)} '
+      f'| {claim.show(d)} | {d.p_value:.2g} | {seeds} |'
     )
-  return lines, differences
+  return lines, differences, [f'{workdir.name}: {w}' for w in found.warnings]
 
 
 def main() -> None:
@@ -82,17 +66,18 @@ def main() -> None:
     '| seeds for ±0.01 |',
     '| --- | --- | ---: | ---: | ---: | ---: |',
   ]
-  differences, each = [], []
+  differences, each, warnings = [], [], []
   for workdir in workdirs:
-    more, found = compared(workdir)
+    more, found, warned = compared(workdir)
     lines += more
+    warnings += warned
     differences += found
     each.append(f'{workdir.name}: {claim.verdict(found, -1)}')
   claim.record(
     CLAIM,
     workdirs,
     out,
-    found='\n'.join([*lines, '', '; '.join(each) + '.']),
+    found='\n'.join([*lines, '', '; '.join(each) + '.', '', *warnings]),
     words=claim.verdict(differences, -1),
     care=CARE,
     pictures=['loss.png'],

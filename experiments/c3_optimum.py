@@ -5,10 +5,13 @@ python -m experiments.c3_optimum runs/ladder --out=experiments/records/DATE_c3
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
 from experiments import c1_loss, claim
 from gamma_jax.analysis import paired
+from gamma_jax.analysis.paired import PairedDifference
 
 GAMMA = 'init.gamma'
 CLAIM = claim.Claim(
@@ -22,40 +25,52 @@ CLAIM = claim.Claim(
   minutes=c1_loss.CLAIM.minutes,
 )
 CARE = (
-  c1_loss.CARE + ' The grid has four points: the optimum lies between them, '
+  c1_loss.CARE
+  + ' The grid has three or four points: the optimum lies between them, '
   'and at these widths neighbouring gammas differ by a factor of 2 to 3 in std.'
 )
 
 
-def main() -> None:
-  """Compares gamma = 1 with every other gamma at every size."""
-  workdir, out = claim.parse(CLAIM, __doc__)
-  rows = claim.rows(workdir)
-  gammas = sorted({row['overrides'][GAMMA] for row in rows})
-  lines = [
-    '| setting | gamma | loss | loss(1) - loss(gamma), nats |',
-    '| --- | ---: | ---: | ---: |',
-  ]
-  differences = []
+def compared(workdir: Path) -> tuple[list[str], list[PairedDifference]]:
+  """(lines of the table, differences) of one sweep, each gamma at its rate."""
+  found = claim.tuned(workdir)
+  gammas = sorted({row['overrides'][GAMMA] for row in found.rows})
+  lines, differences = [], []
   for gamma in (g for g in gammas if g != 1.0):
-    for c in paired.compare(rows, {GAMMA: gamma}, {GAMMA: 1.0}):
+    for c in paired.compare(found.rows, {GAMMA: gamma}, {GAMMA: 1.0}):
       differences.append(c.difference)
       mean = np.mean(
         [
           row['metrics']['heldout/loss']
-          for row in rows
+          for row in found.rows
           if row['overrides'][GAMMA] == gamma
           and row['overrides'].get('size') == c.setting.get('size')
         ]
       )
+      rates = [found.rate({**c.setting, GAMMA: g}) for g in (gamma, 1.0)]
       lines.append(
-        f'| {paired.words(c.setting)} | {gamma} | {mean:.4f} '
-        f'| {claim.show(c.difference)} |'
+        f'| {workdir.name} | {paired.words(c.setting)} | {gamma} | {mean:.4f} '
+        f'| {", ".join(rates)} | {claim.show(c.difference)} |'
       )
-  lines[2:] = sorted(lines[2:])
+  return sorted(lines), differences
+
+
+def main() -> None:
+  """Compares gamma = 1 with every other gamma at every size."""
+  workdirs, out = claim.parse_sweeps(CLAIM, __doc__)
+  lines = [
+    '| sweep | setting | gamma | loss | best rates at gamma, 1 '
+    '| loss(1) - loss(gamma), nats |',
+    '| --- | --- | ---: | ---: | ---: | ---: |',
+  ]
+  differences = []
+  for workdir in workdirs:
+    more, found = compared(workdir)
+    lines += more
+    differences += found
   claim.record(
     CLAIM,
-    [workdir],
+    workdirs,
     out,
     found='\n'.join(lines),
     words=claim.verdict(differences, -1),

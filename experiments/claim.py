@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gamma_jax import errors, files, results
-from gamma_jax.analysis import paired
-from gamma_jax.analysis.paired import PairedDifference
+from gamma_jax.analysis import paired, tuning
+from gamma_jax.analysis.paired import Overrides, PairedDifference
 
 SUPPORTED, CONTRADICTED = 'supported here', 'contradicted here'
 UNDECIDED = 'undecided here'
+RATE = 'opt.lr'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +75,55 @@ def rows(workdir: Path) -> list[dict]:
       'run the sweep again before drawing conclusions'
     )
   return paired.finished(found)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+  """A sweep with each arm at its own best learning rate.
+
+  Attributes:
+    rows: of those rates alone, the rate taken out of their overrides.
+    rates: by json_key of the arm; empty where one rate was run.
+    warnings: of bests at the edge of their grid.
+  """
+
+  rows: list[dict]
+  rates: dict[str, float]
+  warnings: list[str]
+
+  def rate(self, overrides: Overrides) -> str:
+    """Of an arm in a setting; '-' where one rate was run."""
+    found = self.rates.get(paired.json_key(overrides))
+    return '-' if found is None else f'{found:g}'
+
+
+def tuned(workdir: Path) -> Tuned:
+  """Finished cells of a sweep at the best rate of their arm.
+
+  Raises:
+    ConfigError: as `rows`.
+  """
+  found = rows(workdir)
+  best, warnings = tuning.best_per_arm(found, 'init.gamma')
+  kept = {paired.json_key(b.overrides) for b in best}
+  rates = {
+    paired.json_key(_without(b.overrides, RATE)): b.tuned[RATE]
+    for b in best
+    if RATE in b.tuned
+  }
+  return Tuned(
+    [
+      {**row, 'overrides': _without(row['overrides'], RATE)}
+      for row in found
+      if paired.json_key(_without(row['overrides'], 'seed')) in kept
+    ],
+    rates,
+    [w for w in warnings if RATE in w],
+  )
+
+
+def _without(overrides: Overrides, key: str) -> dict:
+  return {k: v for k, v in overrides.items() if k != key}
 
 
 def parse(claim: Claim, description: str | None) -> tuple[Path, Path]:
