@@ -80,7 +80,7 @@ def main() -> None:
     found='\n'.join([*lines, '', '; '.join(each) + '.', '', *warnings]),
     words=claim.verdict(differences, -1),
     care=CARE,
-    pictures=['loss.png'],
+    pictures=['loss.png', 'lr.png'],
   )
 
 

@@ -194,16 +194,17 @@ def record(
     found: the table, in Markdown.
     words: the verdict.
     care: what to keep in mind, and what was tried.
-    pictures: files to copy from the report of each sweep.
+    pictures: files to copy from the report of each sweep that has them.
   """
   out.mkdir(parents=True, exist_ok=True)
   images, links = [], []
   for workdir in workdirs:
     stem = f'{workdir.name}-' if len(workdirs) > 1 else ''
     cell = results.collect(workdir)[0]
-    if pictures and stem:
+    there = [name for name in pictures if (workdir / 'report' / name).exists()]
+    if there and stem:
       images.append(f'{workdir.name}:\n')
-    for name in pictures:
+    for name in there:
       shutil.copy(workdir / 'report' / name, out / f'{stem}{name}')
       images.append(f'![{claim.title}]({stem}{name})\n')
     for path in (workdir / 'results.csv', cell.folder / 'run.json'):
