@@ -55,7 +55,21 @@ def compared(
       f'| {workdir.name} | {paired.words(c.setting)} | {", ".join(rates)} '
       f'| {claim.show(d)} | {d.p_value:.2g} | {seeds} |'
     )
-  return lines, differences, [f'{workdir.name}: {w}' for w in found.warnings]
+  return lines, differences, [f'- {workdir.name}: {w}' for w in found.warnings]
+
+
+def at_each_rate(workdir: Path) -> list[str]:
+  """Lines of a table: both arms at the same rate; empty where one was run.
+
+  They take no part in the verdict, but show what a single rate would have said.
+  """
+  if not claim.tuned(workdir).rates:
+    return []
+  return [
+    f'| {workdir.name} | {paired.words(c.setting)} '
+    f'| {claim.show(c.difference)} |'
+    for c in paired.compare(claim.rows(workdir), USUAL, SMALL)
+  ]
 
 
 def main() -> None:
@@ -67,6 +81,16 @@ def main() -> None:
     '| --- | --- | ---: | ---: | ---: | ---: |',
   ]
   differences, each, warnings = [], [], []
+  same = [line for workdir in workdirs for line in at_each_rate(workdir)]
+  if same:
+    same = [
+      'Both arms at the same rate (no part of the verdict):',
+      '',
+      '| sweep | setting | loss(1) - loss(0.5), nats |',
+      '| --- | --- | ---: |',
+      *same,
+      '',
+    ]
   for workdir in workdirs:
     more, found, warned = compared(workdir)
     lines += more
@@ -77,7 +101,7 @@ def main() -> None:
     CLAIM,
     workdirs,
     out,
-    found='\n'.join([*lines, '', '; '.join(each) + '.', '', *warnings]),
+    found='\n'.join([*lines, '', '; '.join(each) + '.', '', *same, *warnings]),
     words=claim.verdict(differences, -1),
     care=CARE,
     pictures=['loss.png', 'lr.png'],

@@ -140,6 +140,8 @@ def tuned(tmp_path_factory):
 def test_each_arm_of_c1_is_taken_at_its_own_rate(tuned):
   (line,), (difference,), warnings = c1_loss.compared(tuned)
   assert warnings == []  # both bests lie inside of the grid
+  rates = [line.split('|')[2].strip() for line in c1_loss.at_each_rate(tuned)]
+  assert rates == [f'size=16M, lr={rate}' for rate in RATES]
   assert line.startswith('| tuned | size=16M | 0.002, 0.004 |')
   losses = [
     [
