@@ -115,23 +115,30 @@ def by_kind(workdir: Path, size: str) -> list[str]:
   return lines
 
 
-def main() -> None:
-  """Compares the dips of gamma 1 and 0.5, and asks for a rise after them."""
-  workdirs, out = claim.parse_sweeps(CLAIM, __doc__)
-  lines, deeper, rises = [], [], []
-  for workdir in workdirs:
-    claim.rows(workdir)
-    found = dips(workdir)
-    lines += [f'{workdir.name}:', '', *table(found), '']
-    for size in dict.fromkeys(size for size, _ in found):
-      small, usual = found[size, 1.0], found[size, 0.5]
-      deeper.append(_logs(small, usual, lambda cell: cell[1]))
-      rises.append(_logs(small, None, lambda cell: cell[2] / cell[1]))
-    lines += [*by_kind(workdir, list(found)[-1][0]), '']
-  words = (
+def verdict(found: Mapping) -> str:
+  """In words, of the dips of one sweep."""
+  deeper, rises = [], []
+  for size in dict.fromkeys(size for size, _ in found):
+    small, usual = found[size, 1.0], found[size, 0.5]
+    deeper.append(_logs(small, usual, lambda cell: cell[1]))
+    rises.append(_logs(small, None, lambda cell: cell[2] / cell[1]))
+  return (
     f'a deeper dip: {claim.verdict(deeper, -1)}; a rise after it: '
     f'{claim.verdict(rises, 1)}'
   )
+
+
+def main() -> None:
+  """Compares the dips of gamma 1 and 0.5, and asks for a rise after them."""
+  workdirs, out = claim.parse_sweeps(CLAIM, __doc__)
+  lines, verdicts = [], []
+  for workdir in workdirs:
+    claim.rows(workdir)
+    found = dips(workdir)
+    name = f'{workdir.name}: ' if len(workdirs) > 1 else ''
+    verdicts.append(name + verdict(found))
+    lines += [f'{workdir.name}:', '', *table(found), '']
+    lines += [*by_kind(workdir, list(found)[-1][0]), '']
   pictures = {
     path.name
     for workdir in workdirs
@@ -143,7 +150,7 @@ def main() -> None:
     workdirs,
     out,
     found='\n'.join(lines),
-    words=words,
+    words='. '.join(verdicts),
     care=CARE,
     pictures=sorted(pictures),
   )
