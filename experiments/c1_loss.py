@@ -8,6 +8,7 @@ at its own best.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from experiments import claim
@@ -109,4 +110,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  main()
+  sys.exit(claim.call(main))

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from experiments import claim
 from gamma_jax.analysis import paired
 
@@ -84,4 +86,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  main()
+  sys.exit(claim.call(main))

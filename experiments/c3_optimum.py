@@ -5,6 +5,7 @@ python -m experiments.c3_optimum runs/ladder --out=experiments/records/DATE_c3
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -80,4 +81,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  main()
+  sys.exit(claim.call(main))

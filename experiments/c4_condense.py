@@ -6,6 +6,7 @@ python -m experiments.c4_condense runs/ladder --out=experiments/records/DATE_c4
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -166,4 +167,4 @@ def _logs(small, usual, number) -> paired.PairedDifference:
 
 
 if __name__ == '__main__':
-  main()
+  sys.exit(claim.call(main))

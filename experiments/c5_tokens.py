@@ -5,6 +5,7 @@ python -m experiments.c5_tokens runs/ladder --out=experiments/records/DATE_c5
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 
@@ -106,4 +107,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  main()
+  sys.exit(claim.call(main))

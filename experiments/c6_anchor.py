@@ -6,6 +6,7 @@ python -m experiments.c6_anchor runs/anchor --out=experiments/records/DATE_c6
 from __future__ import annotations
 
 import collections
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -108,4 +109,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  main()
+  sys.exit(claim.call(main))

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from experiments import c1_loss, claim
 from gamma_jax import findings, report, report_tables, results
 
@@ -59,4 +61,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  main()
+  sys.exit(claim.call(main))

@@ -10,7 +10,8 @@ import argparse
 import dataclasses
 import shlex
 import shutil
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gamma_jax import errors, files, results
@@ -39,6 +40,16 @@ class Claim:
   refuted_by: str
   command: str
   minutes: int
+
+
+def call(main: Callable[[], None]) -> int:
+  """Runs a script; the exit code. A mistake of the user is one line."""
+  try:
+    main()
+  except errors.ConfigError as error:
+    print(f'error: {error}', file=sys.stderr)
+    return error.exit_code
+  return 0
 
 
 def verdict(differences: Sequence[PairedDifference], sign: int) -> str:

@@ -90,6 +90,15 @@ def test_an_unfinished_sweep_gives_no_verdict(tmp_path):
     claim.rows(tmp_path)
 
 
+def test_a_mistake_is_one_line(tmp_path, monkeypatch, capsys):
+  argv = ['script', str(tmp_path / 'nowhere'), f'--out={tmp_path / "out"}']
+  monkeypatch.setattr(sys, 'argv', argv)
+  for script in (c1_loss, c3_optimum, c4_condense, c6_anchor):
+    assert claim.call(script.main) == errors.ConfigError.exit_code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith('error: ') and 'sweep.json' in line
+
+
 def test_the_dip_is_found_where_it_was_put(sweep):
   found = c4_condense.dips(sweep)
   step, dip, end = found['16M', 1.0][0]
