@@ -99,11 +99,14 @@ def test_hub_reads_a_local_folder(parquet):
 @pytest.mark.filterwarnings('ignore')
 def test_hub_reads_a_list_of_paragraphs_as_one_text(tmp_path):
   pytest.importorskip('datasets')
-  rows = [['first\n', 'second'], [], ['third']]
+  rows = [['first\n', 'second'], [], ['third', 'fourth']]
   lines = ''.join(json.dumps({'text': row}) + '\n' for row in rows)
   (tmp_path / 'x.jsonl').write_text(lines)
   _, documents = read(f'hf:{tmp_path}')
-  assert [text for _, text in documents] == ['first\nsecond', 'third']
+  assert [text for _, text in documents] == [
+    'first\nsecond',
+    'third\nfourth',
+  ]
 
 
 class Letters(tfds.core.GeneratorBasedBuilder, skip_registration=True):
